@@ -1,0 +1,21 @@
+# Compiler cache, linker and sanitizers, for every target.
+find_program(LLM_DIST_CCACHE ccache)
+if(LLM_DIST_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
+endif()
+
+find_program(LLM_DIST_MOLD mold)
+if(LLM_DIST_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+if(LLM_DIST_SANITIZE)
+  add_compile_options(-fsanitize=${LLM_DIST_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${LLM_DIST_SANITIZE})
+  if(LLM_DIST_SANITIZE MATCHES undefined)
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
+endif()
+
+find_package(Threads REQUIRED)

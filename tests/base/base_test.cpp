@@ -1,0 +1,100 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "src/base/bounded_queue.h"
+#include "src/base/dtype.h"
+#include "src/base/log.h"
+#include "src/base/status.h"
+#include "src/base/tensor.h"
+#include "src/base/token_mask.h"
+#include "src/base/weight.h"
+
+namespace llm_dist {
+namespace {
+
+TEST(Format, ReplacesBracesInOrder) {
+  EXPECT_EQ(format("rank {} of {}: {}", 3, 8, true), "rank 3 of 8: true");
+  EXPECT_EQ(format("{} {}", DType::kBF16, 0.5), "bf16 0.5");
+  EXPECT_EQ(format("no arguments {}"), "no arguments {}");
+}
+
+TEST(DType, EveryHalfValueSurvivesARoundTrip) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    float value = to_float(Float16{static_cast<uint16_t>(bits)});
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(to_float(to_f16(value))));
+    } else {
+      ASSERT_EQ(to_f16(value).bits, bits);
+    }
+    float wide = to_float(BFloat16{static_cast<uint16_t>(bits)});
+    if (!std::isnan(wide)) {
+      ASSERT_EQ(to_bf16(wide).bits, bits);
+    }
+  }
+}
+
+TEST(DType, RoundsToNearestEven) {
+  EXPECT_EQ(to_float(to_f16(2049.0f)), 2048.0f);
+  EXPECT_EQ(to_float(to_f16(2051.0f)), 2052.0f);
+  EXPECT_EQ(to_float(to_f16(65519.0f)), 65504.0f);
+  EXPECT_TRUE(std::isinf(to_float(to_f16(65520.0f))));
+  EXPECT_EQ(to_float(to_bf16(257.0f)), 256.0f);
+  EXPECT_EQ(to_float(to_bf16(259.0f)), 260.0f);
+  EXPECT_TRUE(std::isnan(to_float(to_bf16(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+TEST(Tensor, ViewsShareTheData) {
+  float values[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  Tensor all = Tensor::contiguous(values, DType::kF32, {3, 4});
+  EXPECT_TRUE(all.is_contiguous());
+  EXPECT_EQ(all.rows(1, 2).as<float>()[0], 4.0f);
+  Tensor columns = all.narrow(1, 1, 2);
+  EXPECT_FALSE(columns.is_contiguous());
+  EXPECT_EQ(columns.as<float>()[columns.stride(0)], 5.0f);
+  EXPECT_EQ(all.reshaped({2, 6}).dim(1), 6);
+  EXPECT_EQ(all.to_string(), "f32[3, 4] cpu:0");
+}
+
+TEST(TensorDeath, RowsOutsideAreABug) {
+  Tensor tensor = Tensor::contiguous(nullptr, DType::kF32, {3, 4});
+  EXPECT_DEATH((void)tensor.rows(2, 2), "CHECK failed");
+}
+
+TEST(Status, CarriesItsContext) {
+  Status status = not_found("x.safetensors").with_context("loading");
+  EXPECT_EQ(status.to_string(), "not_found: loading: x.safetensors");
+  Result<int> result = status;
+  EXPECT_FALSE(result.ok());
+  EXPECT_TRUE(Result<int>(3).ok());
+}
+
+TEST(Weight, BlockRowsHaveTheirBytes) {
+  EXPECT_EQ(row_bytes(WeightScheme::kQ4_1, 576), 18 * 20);
+  EXPECT_EQ(row_bytes(WeightScheme::kBF16, 576), 1152);
+}
+
+TEST(BoundedQueue, KeepsOrderAndCapacity) {
+  BoundedQueue<int> queue(2);
+  int one = 1, two = 2, three = 3;
+  EXPECT_TRUE(queue.try_push(one));
+  EXPECT_TRUE(queue.try_push(two));
+  EXPECT_FALSE(queue.try_push(three));
+  EXPECT_EQ(queue.try_pop(), 1);
+  EXPECT_EQ(queue.pop(Deadline::after_seconds(1)), 2);
+  EXPECT_FALSE(queue.pop(Deadline::after_seconds(0.01)).has_value());
+  queue.close();
+  EXPECT_FALSE(queue.push(1, Deadline::after_seconds(1)));
+}
+
+TEST(TokenMask, ReadsBits) {
+  uint32_t words[2] = {0x80000000u, 1u};
+  TokenMask mask{words};
+  EXPECT_TRUE(mask.allows(31));
+  EXPECT_TRUE(mask.allows(32));
+  EXPECT_FALSE(mask.allows(33));
+}
+
+}  // namespace
+}  // namespace llm_dist
