@@ -1,0 +1,28 @@
+// OpState: what a backend's ops keep between calls on one rank (threads, workspace, cached library
+// primitives).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "src/base/dtype.h"
+#include "src/base/status.h"
+#include "src/device/backend.h"
+
+namespace llm_dist::kernels {
+
+struct OpStateOptions {
+  int threads = 1;  // CPU only
+  DType activation_dtype = DType::kF32;
+  int64_t max_tokens = 0;    // the most rows that any op of this state gets
+  int64_t max_features = 0;  // the widest row (input features of any linear layer)
+  int64_t max_sequences = 0;
+  int64_t vocab_size = 0;  // widest row of logits, padded
+};
+
+class OpState {
+ public:
+  virtual ~OpState() = default;
+};
+
+}  // namespace llm_dist::kernels

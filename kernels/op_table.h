@@ -1,0 +1,47 @@
+// The table of ops: one function pointer an op, one table a backend. cpu/cpu_ops.h and the CUDA module each
+// hand one out; the engine takes it when it is constructed.
+#pragma once
+
+#include <memory>
+
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/embedding.h"
+#include "kernels/linear.h"
+#include "kernels/op_state.h"
+#include "kernels/rms_norm.h"
+#include "kernels/rope_append.h"
+#include "kernels/sample.h"
+#include "kernels/token_state.h"
+
+namespace llm_dist::kernels {
+
+template <typename Params>
+using Op = void (*)(OpState&, device::Stream&, const Params&);
+
+struct OpTable {
+  const char* backend;
+
+  Result<std::unique_ptr<OpState>> (*make_state)(device::Backend&, const OpStateOptions&);
+  int64_t (*workspace_bytes)(const OpStateOptions&);  // what make_state will allocate
+  // May rearrange the weight's bytes in place and mark it packed. Called once, after loading, before any use.
+  Status (*prepare_weight)(OpState&, device::Stream&, Weight&);
+  void (*attention_plan)(OpState&, device::Stream&, const AttentionPlanParams&);
+
+  Op<EmbeddingParams> embedding;
+  Op<RmsNormParams> rms_norm;
+  Op<AddRmsNormParams> add_rms_norm;
+  Op<AddParams> add;
+  Op<LinearParams> linear;
+  Op<SiluAndMulParams> silu_and_mul;
+  Op<RopeAppendParams> rope_append;
+  Op<AttentionParams> attention;
+  Op<GatherTokensParams> gather_tokens;
+  Op<ScatterTokensParams> scatter_tokens;
+  Op<GatherRowsParams> gather_rows;
+  Op<SampleParams> sample;
+  Op<ArgmaxShardParams> argmax_shard;
+  Op<ArgmaxMergeParams> argmax_merge;
+};
+
+}  // namespace llm_dist::kernels

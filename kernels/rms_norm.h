@@ -1,0 +1,31 @@
+// RMSNorm (Zhang & Sennrich 2019, eq. 4), alone and fused with the residual addition before it.
+#pragma once
+
+#include "src/base/tensor.h"
+
+namespace llm_dist::kernels {
+
+// out[t] = x[t] / sqrt(mean(x[t]²) + epsilon) · weight, reduced in float. One dtype for all; out may be x.
+struct RmsNormParams {
+  Tensor x;       // [num_tokens, hidden]
+  Tensor weight;  // [hidden]
+  float epsilon = 1e-5f;
+  Tensor out;  // [num_tokens, hidden]
+};
+
+// residual ← residual + x (rounded to its dtype); out ← RMSNorm(residual). out may be x.
+struct AddRmsNormParams {
+  Tensor x;         // [num_tokens, hidden]
+  Tensor residual;  // [num_tokens, hidden], in and out
+  Tensor weight;    // [hidden]
+  float epsilon = 1e-5f;
+  Tensor out;  // [num_tokens, hidden]
+};
+
+// a ← a + b, one dtype.
+struct AddParams {
+  Tensor a;  // [num_tokens, hidden], in and out
+  Tensor b;  // [num_tokens, hidden]
+};
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,23 @@
+// The CPU as a device: memory of the process, streams with threads of their own, graphs as recorded tasks.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "src/device/backend.h"
+
+namespace llm_dist::device {
+
+struct CpuBackendOptions {
+  int threads = 1;  // that ops on this backend's streams may use
+  // For tests: called on the stream's thread before each task with the stream's name and the task's number.
+  std::function<void(const std::string& stream, uint64_t task)> before_task;
+};
+
+std::unique_ptr<Backend> make_cpu_backend(CpuBackendOptions options);
+
+// Bytes this process may use at most: the lowest memory limit among its cgroups (v1 or v2) and the machine's
+// memory.
+MemoryInfo process_memory_info();
+
+}  // namespace llm_dist::device
