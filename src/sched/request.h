@@ -1,0 +1,43 @@
+// What the scheduler knows of a request: token ids and numbers. No text, no device.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "src/base/clock.h"
+
+namespace llm_dist::sched {
+
+// One generated continuation. A request with n choices is n sequences.
+using SequenceId = uint64_t;
+
+struct SamplingParams {
+  float temperature = 1.0f;  // 0: greedy
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  uint64_t seed = 0;
+  uint32_t choice = 0;
+  int32_t max_tokens = 16;
+  int32_t min_tokens = 0;  // end tokens are not drawn before that many
+  int32_t num_logprobs = -1;
+  bool ignore_eos = false;
+  std::vector<int32_t> end_token_ids;  // the model's EOS ids (unless ignore_eos) and the request's stop_token_ids
+};
+
+struct SequenceRequest {
+  SequenceId id = 0;
+  std::vector<int32_t> prompt;  // at least one token
+  SamplingParams sampling;
+  int32_t priority = 0;  // lower runs first, with the priority policy
+  TimePoint arrival;
+};
+
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
+std::string_view to_string(FinishReason reason);
+
+}  // namespace llm_dist::sched
