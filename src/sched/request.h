@@ -26,7 +26,8 @@ struct SamplingParams {
   int32_t min_tokens = 0;  // end tokens are not drawn before that many
   int32_t num_logprobs = -1;
   bool ignore_eos = false;
-  std::vector<int32_t> end_token_ids;  // the model's EOS ids (unless ignore_eos) and the request's stop_token_ids
+  std::vector<int32_t>
+      end_token_ids;  // the model's EOS ids (unless ignore_eos) and the request's stop_token_ids
 };
 
 struct SequenceRequest {

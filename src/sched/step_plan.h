@@ -1,5 +1,5 @@
-// StepPlan: what every rank does in one step. Rank 0 decides and publishes; it holds differences of state only.
-// Each rank keeps a mirror of the sequences' slots (mirror.h) that plans bring up to date.
+// StepPlan: what every rank does in one step. Rank 0 decides and publishes; it holds differences of state
+// only. Each rank keeps a mirror of the sequences' slots (mirror.h) that plans bring up to date.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,12 @@
 
 namespace llm_dist::sched {
 
-// A sequence takes a slot: its tokens so far (prompt, and output when it was preempted) and its sampling parameters.
+// A sequence takes a slot: its tokens so far (prompt, and output when it was preempted) and its sampling
+// parameters.
 struct SlotStart {
   int32_t slot = 0;
-  int32_t prompt_len = 0;   // of num_tokens, the request's own prompt
-  int32_t num_tokens = 0;   // the next num_tokens of StepPlan::tokens, positions 0…
+  int32_t prompt_len = 0;  // of num_tokens, the request's own prompt
+  int32_t num_tokens = 0;  // the next num_tokens of StepPlan::tokens, positions 0…
   float temperature = 1.0f;
   int32_t top_k = 0;
   float top_p = 1.0f;
@@ -31,13 +32,15 @@ struct SlotStart {
   int32_t reserved = 0;
 };
 
-// Tokens [begin, begin + count) of a slot run in this step; begin = tokens whose K and V stand in the cache already.
+// Tokens [begin, begin + count) of a slot run in this step; begin = tokens whose K and V stand in the cache
+// already.
 struct SlotRun {
   int32_t slot = 0;
   int32_t begin = 0;
   int32_t count = 0;
-  int32_t samples = 0;         // 1: the last of these tokens yields the next one, at position begin + count
-  int32_t num_new_blocks = 0;  // the next num_new_blocks of StepPlan::blocks, appended to the slot's block table
+  int32_t samples = 0;  // 1: the last of these tokens yields the next one, at position begin + count
+  int32_t num_new_blocks =
+      0;  // the next num_new_blocks of StepPlan::blocks, appended to the slot's block table
 };
 
 struct StepPlan {
@@ -62,7 +65,8 @@ struct StepPlan {
   int64_t num_samples() const;  // runs with samples = 1
 };
 
-// Native byte order (every rank runs the same binary). `out` is reused: no allocation once it is large enough.
+// Native byte order (every rank runs the same binary). `out` is reused: no allocation once it is large
+// enough.
 void encode(const StepPlan& plan, std::vector<std::byte>& out);
 // data_loss when the bytes are no plan of this version. `plan` is reused.
 Status decode(std::span<const std::byte> bytes, StepPlan& plan);
