@@ -80,17 +80,18 @@ class Scheduler {
   void add_decodes();
   void add_prefills();
   void admit_waiting();
-  int32_t chunk_of(const Sequence& sequence, int32_t remaining) const;
+  int32_t chunk_of(int32_t remaining) const;
   bool can_admit(const Sequence& sequence) const;
   void start(Sequence& sequence);
   bool add_run(Sequence& sequence, int32_t count);
   bool make_room(const Sequence& sequence, int32_t num_new_blocks);
   void preempt(Sequence& victim);
   void publish(StepPlan& plan);
+  void follow(const StepBuilder::Run& run);
 
-  TokenEvent deliver(Sequence& sequence, int32_t token);
+  TokenEvent deliver(Sequence& sequence, int32_t token, int32_t sample_index);
   bool in_flight(const Sequence& sequence) const { return sequence.last_step > retired_step_; }
-  void drain(Sequence& sequence, SequenceState state);
+  void leave_running(Sequence& sequence, SequenceState state);
   void end(Sequence& sequence);
   void give_back(Sequence& sequence);
   void settle(Sequence& sequence);

@@ -30,7 +30,8 @@ struct Sequence {
 
   std::vector<int32_t> tokens;  // prompt and delivered output
   int32_t prompt_len = 0;
-  int32_t max_len = 0;  // prompt and output, clipped by max_model_len
+  int32_t max_len = 0;   // prompt and output, clipped by max_model_len
+  bool started = false;  // has held a slot before
 
   // While it holds a slot. "Ahead" counts what steps in flight will have done.
   int32_t slot = -1;

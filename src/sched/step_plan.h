@@ -51,7 +51,7 @@ struct StepPlan {
   uint64_t needs_tokens_of = 0;
   // The mirror's checksum once this plan is applied.
   uint64_t mirror_checksum = 0;
-  bool shutdown = false;  // the last plan
+  bool shutdown = false;  // the last plan; it holds nothing else
 
   std::vector<int32_t> ended_slots;  // applied first: they are free from this step on
   std::vector<SlotStart> starts;
@@ -68,7 +68,10 @@ struct StepPlan {
 // Native byte order (every rank runs the same binary). `out` is reused: no allocation once it is large
 // enough.
 void encode(const StepPlan& plan, std::vector<std::byte>& out);
-// data_loss when the bytes are no plan of this version. `plan` is reused.
+// data_loss unless starts and runs account for exactly the tokens, end tokens and blocks that the plan holds,
+// so that a reader that walks them side by side stays inside.
+Status check_counts(const StepPlan& plan);
+// data_loss when the bytes are no plan of this version, or fail check_counts(). `plan` is reused.
 Status decode(std::span<const std::byte> bytes, StepPlan& plan);
 
 }  // namespace llm_dist::sched
