@@ -24,6 +24,9 @@ struct OpTable {
 
   Result<std::unique_ptr<OpState>> (*make_state)(device::Backend&, const OpStateOptions&);
   int64_t (*workspace_bytes)(const OpStateOptions&);  // what make_state will allocate
+  // Whether linear and embedding take this scheme beside activations of that dtype; other weights are
+  // converted to the activations' dtype when they are loaded.
+  bool (*takes_weight)(WeightScheme, DType activation);
   // May rearrange the weight's bytes in place and mark it packed. Called once, after loading, before any use.
   Status (*prepare_weight)(OpState&, device::Stream&, Weight&);
   void (*attention_plan)(OpState&, device::Stream&, const AttentionPlanParams&);

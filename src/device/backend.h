@@ -71,6 +71,8 @@ class Backend {
   virtual Device device() const = 0;
   virtual std::string description() const = 0;  // "CPU Xeon …, 2 threads", "NVIDIA H200 (uuid)"
   virtual Result<Buffer> allocate(int64_t bytes, MemoryKind kind) = 0;  // zeroed; 64-byte aligned at least
+  // Whether the host may read and write kDevice memory in place.
+  virtual bool host_addressable() const = 0;
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual Result<MemoryInfo> memory_info() const = 0;

@@ -99,6 +99,7 @@ class CpuBackend : public Backend {
     return Buffer(this, data, bytes, kind);
   }
 
+  bool host_addressable() const override { return true; }
   std::unique_ptr<Stream> make_stream(const std::string& name) override {
     CpuStreamOptions options{.name = name};
     if (options_.before_task) {

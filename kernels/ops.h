@@ -1,0 +1,73 @@
+// Ops: a backend's op table bound to one rank's state and stream, so that a layer calls ops.rms_norm({...}).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/op_table.h"
+
+namespace llm_dist::kernels {
+
+// Told of every op and collective as it is issued; `rows` is the leading extent of what it works on.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  virtual void before(const char* op, int64_t rows, device::Stream& stream) = 0;
+  virtual void after(const char* op, device::Stream& stream) = 0;
+};
+
+class Ops {
+ public:
+  Ops(const OpTable& table, OpState& state, device::Stream& stream, OpObserver* observer = nullptr)
+      : table_(&table), state_(&state), stream_(&stream), observer_(observer) {}
+
+  const OpTable& table() const { return *table_; }
+  OpState& state() const { return *state_; }
+  device::Stream& stream() const { return *stream_; }
+  OpObserver* observer() const { return observer_; }
+
+  void embedding(const EmbeddingParams& p) const { run("embedding", p.ids.dim(0), table_->embedding, p); }
+  void rms_norm(const RmsNormParams& p) const { run("rms_norm", p.x.dim(0), table_->rms_norm, p); }
+  void add_rms_norm(const AddRmsNormParams& p) const {
+    run("add_rms_norm", p.x.dim(0), table_->add_rms_norm, p);
+  }
+  void add(const AddParams& p) const { run("add", p.a.dim(0), table_->add, p); }
+  void linear(const LinearParams& p) const { run("linear", p.x.dim(0), table_->linear, p); }
+  void silu_and_mul(const SiluAndMulParams& p) const {
+    run("silu_and_mul", p.out.dim(0), table_->silu_and_mul, p);
+  }
+  void rope_append(const RopeAppendParams& p) const {
+    run("rope_append", p.qkv.dim(0), table_->rope_append, p);
+  }
+  void attention(const AttentionParams& p) const { run("attention", p.q.dim(0), table_->attention, p); }
+  void gather_tokens(const GatherTokensParams& p) const {
+    run("gather_tokens", p.ids.dim(0), table_->gather_tokens, p);
+  }
+  void scatter_tokens(const ScatterTokensParams& p) const {
+    run("scatter_tokens", p.slots.dim(0), table_->scatter_tokens, p);
+  }
+  void gather_rows(const GatherRowsParams& p) const {
+    run("gather_rows", p.rows.dim(0), table_->gather_rows, p);
+  }
+  void sample(const SampleParams& p) const { run("sample", p.rows.dim(0), table_->sample, p); }
+  void argmax_shard(const ArgmaxShardParams& p) const {
+    run("argmax_shard", p.rows.dim(0), table_->argmax_shard, p);
+  }
+  void argmax_merge(const ArgmaxMergeParams& p) const {
+    run("argmax_merge", p.records.dim(0), table_->argmax_merge, p);
+  }
+
+ private:
+  template <typename Params>
+  void run(const char* name, int64_t rows, Op<Params> op, const Params& params) const {
+    if (observer_ != nullptr) observer_->before(name, rows, *stream_);
+    op(*state_, *stream_, params);
+    if (observer_ != nullptr) observer_->after(name, *stream_);
+  }
+
+  const OpTable* table_;
+  OpState* state_;
+  device::Stream* stream_;
+  OpObserver* observer_;
+};
+
+}  // namespace llm_dist::kernels

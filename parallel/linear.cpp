@@ -1,0 +1,53 @@
+#include "parallel/linear.h"
+
+namespace llm_dist::parallel {
+
+// Layers are registered by address: a layer object must not move after construction, so owners hold them in
+// place.
+ColumnParallelLinear::ColumnParallelLinear(const Context& context,
+                                           const std::string& output,
+                                           const std::vector<ColumnPart>& parts,
+                                           int64_t input_size,
+                                           bool bias)
+    : context_(context), region_(context, input_size) {
+  MatrixSlot matrix{.target = &weight_, .cols = input_size};
+  VectorSlot vector{.target = &bias_};
+  for (const ColumnPart& part : parts) {
+    matrix.pieces.push_back(
+        {part.name + ".weight", part.rows.begin, part.rows.count, 0, input_size, output_size_});
+    vector.pieces.push_back({part.name + ".bias", part.rows.begin, part.rows.count, 0, 1, output_size_});
+    output_size_ += part.rows.count;
+  }
+  matrix.rows = vector.size = output_size_;
+  output_ = context.arena->declare(output, RowKind::kTokens, output_size_, context.dtype);
+  context.weights->matrices.push_back(std::move(matrix));
+  if (bias) context.weights->vectors.push_back(std::move(vector));
+}
+
+Tensor ColumnParallelLinear::forward(const Tensor& x, const StepView& step) const {
+  Tensor whole = region_.gather_to_whole(x, step);
+  Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
+  context_.ops->linear({.x = whole, .weight = weight_, .bias = bias_, .out = out});
+  return out;
+}
+
+RowParallelLinear::RowParallelLinear(
+    const Context& context, const std::string& name, Range input, int64_t output_size, bool bias)
+    : context_(context), region_(context, output_size), output_size_(output_size) {
+  output_ = context.arena->declare("partial", RowKind::kTokens, output_size, context.dtype);
+  context.weights->matrices.push_back({&weight_,
+                                       output_size,
+                                       input.count,
+                                       {{name + ".weight", 0, output_size, input.begin, input.count, 0}}});
+  if (bias && context.mesh.rank_tp() == 0) {
+    context.weights->vectors.push_back({&bias_, output_size, {{name + ".bias", 0, output_size, 0, 1, 0}}});
+  }
+}
+
+Tensor RowParallelLinear::forward(const Tensor& x, const StepView& step) const {
+  Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
+  context_.ops->linear({.x = x, .weight = weight_, .bias = bias_, .out = out});
+  return region_.reduce_to_local(out, step);
+}
+
+}  // namespace llm_dist::parallel

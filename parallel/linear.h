@@ -1,0 +1,59 @@
+// Linear layers that split over a tensor group (Shoeybi et al. 2019, §3): column-parallel ones split output
+// features and take whole activations; row-parallel ones split input features and sum over the group.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/partition.h"
+#include "parallel/sequence_region.h"
+
+namespace llm_dist::parallel {
+
+// Rows of one checkpoint matrix that a merged column-parallel layer takes on this rank.
+struct ColumnPart {
+  std::string name;  // "model.layers.0.self_attn.q_proj" (.weight, .bias)
+  Range rows;
+};
+
+// y[local features] = x · Wᵀ, x gathered first under sequence parallelism. Several matrices that read the
+// same input are merged into one.
+class ColumnParallelLinear {
+ public:
+  ColumnParallelLinear(const Context& context,
+                       const std::string& output,
+                       const std::vector<ColumnPart>& parts,
+                       int64_t input_size,
+                       bool bias);
+  // x: local [local_tokens, input_size] → whole [num_tokens, local features].
+  Tensor forward(const Tensor& x, const StepView& step) const;
+  int64_t output_size() const { return output_size_; }
+
+ private:
+  Context context_;
+  SequenceRegion region_;
+  int64_t output_size_ = 0;
+  Arena::Id output_ = -1;
+  Weight weight_;
+  Tensor bias_;
+};
+
+// y = Σ over ranks of x[local features] · W[:, local]ᵀ.
+class RowParallelLinear {
+ public:
+  // input: the columns of the checkpoint matrix that this rank's features of x meet.
+  RowParallelLinear(
+      const Context& context, const std::string& name, Range input, int64_t output_size, bool bias);
+  // x: whole [num_tokens, local features] → local [local_tokens, output_size].
+  Tensor forward(const Tensor& x, const StepView& step) const;
+
+ private:
+  Context context_;
+  SequenceRegion region_;
+  int64_t output_size_;
+  Arena::Id output_ = -1;
+  Weight weight_;
+  Tensor bias_;  // on the first rank only, so that the sum has it once
+};
+
+}  // namespace llm_dist::parallel

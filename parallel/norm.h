@@ -1,0 +1,26 @@
+// RMSNorm over local rows, with the residual stream.
+#pragma once
+
+#include <string>
+
+#include "parallel/context.h"
+#include "parallel/step_view.h"
+
+namespace llm_dist::parallel {
+
+class RmsNorm {
+ public:
+  RmsNorm(const Context& context, const std::string& name, int64_t hidden_size, float epsilon);
+  // residual ← residual + x, returns the norm of it, in x's memory. x, residual: local rows.
+  Tensor add_and_norm(const Tensor& x, const Tensor& residual) const;
+  // The norm of the residual stream alone, where nothing is to be added.
+  Tensor norm(const Tensor& residual) const;
+
+ private:
+  Context context_;
+  float epsilon_;
+  Arena::Id output_;
+  Tensor weight_;
+};
+
+}  // namespace llm_dist::parallel

@@ -1,0 +1,41 @@
+// The residual stream: the one activation that lives through all of a stage's layers, held in local rows.
+#pragma once
+
+#include "parallel/context.h"
+#include "parallel/step_view.h"
+
+namespace llm_dist::parallel {
+
+// What goes from block to block: the stream, and the last block's contribution, which the next norm adds to
+// it.
+struct Hidden {
+  Tensor residual;  // [local_tokens, hidden]
+  Tensor x;         // [local_tokens, hidden]; empty where the stage begins
+};
+
+class ResidualStream {
+ public:
+  ResidualStream(const Context& context, int64_t hidden_size)
+      : context_(context),
+        hidden_size_(hidden_size),
+        residual_(context.arena->declare("residual", RowKind::kLocalTokens, hidden_size, context.dtype)) {}
+
+  // Starts the stream from local rows [local_tokens, hidden] (the embedding, or the previous stage's).
+  Hidden start(const Tensor& from, const StepView& step) const {
+    Tensor residual = context_.arena->get(residual_, step.local_tokens, hidden_size_);
+    context_.ops->stream().copy(residual, from);
+    return {residual, {}};
+  }
+  // Everything added up: what the next stage starts from.
+  Tensor finish(const Hidden& hidden) const {
+    if (hidden.x) context_.ops->add({.a = hidden.residual, .b = hidden.x});
+    return hidden.residual;
+  }
+
+ private:
+  Context context_;
+  int64_t hidden_size_;
+  Arena::Id residual_;
+};
+
+}  // namespace llm_dist::parallel

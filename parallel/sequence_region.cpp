@@ -1,0 +1,47 @@
+#include "parallel/sequence_region.h"
+
+namespace llm_dist::parallel {
+namespace {
+// Collectives show in traces beside the ops.
+template <typename Collective>
+void observed(const Context& context, const char* name, int64_t rows, Collective&& collective) {
+  device::Stream& stream = context.ops->stream();
+  kernels::OpObserver* observer = context.ops->observer();
+  if (observer != nullptr) observer->before(name, rows, stream);
+  collective(stream);
+  if (observer != nullptr) observer->after(name, stream);
+}
+}  // namespace
+
+SequenceRegion::SequenceRegion(const Context& context, int64_t hidden_size)
+    : context_(context), hidden_size_(hidden_size) {
+  if (!context.mesh.sequence_parallel()) return;
+  whole_ = context.arena->declare("gathered", RowKind::kTokens, hidden_size, context.dtype);
+  local_ = context.arena->declare("scattered", RowKind::kLocalTokens, hidden_size, context.dtype);
+}
+
+Tensor SequenceRegion::gather_to_whole(const Tensor& local, const StepView& step) const {
+  if (!context_.mesh.sequence_parallel()) return local;
+  Tensor whole = context_.arena->get(whole_, step.num_tokens, hidden_size_);
+  observed(context_, "all_gather", step.num_tokens, [&](device::Stream& stream) {
+    context_.tensor_group->all_gather(local, whole, stream);
+  });
+  return whole;
+}
+
+Tensor SequenceRegion::reduce_to_local(const Tensor& partial, const StepView& step) const {
+  if (context_.mesh.tp() == 1) return partial;
+  if (!context_.mesh.sequence_parallel()) {
+    observed(context_, "all_reduce", step.num_tokens, [&](device::Stream& stream) {
+      context_.tensor_group->all_reduce(partial, comm::ReduceOp::kSum, stream);
+    });
+    return partial;
+  }
+  Tensor local = context_.arena->get(local_, step.local_tokens, hidden_size_);
+  observed(context_, "reduce_scatter", step.num_tokens, [&](device::Stream& stream) {
+    context_.tensor_group->reduce_scatter(partial, local, comm::ReduceOp::kSum, stream);
+  });
+  return local;
+}
+
+}  // namespace llm_dist::parallel

@@ -1,0 +1,30 @@
+// Where activations change between the two ways a tensor group holds them:
+//   whole   every rank has all tokens' rows [num_tokens, features]
+//   local   each rank has its own run of rows (sequence parallelism: Korthikanti et al. 2022, §4.2.2);
+//   without it, local
+//           is whole
+// Norms and residuals live in local; linear layers and attention in whole.
+#pragma once
+
+#include "parallel/context.h"
+#include "parallel/step_view.h"
+
+namespace llm_dist::parallel {
+
+class SequenceRegion {
+ public:
+  SequenceRegion(const Context& context, int64_t hidden_size);
+
+  // Local rows → whole: all-gather, or nothing to do.
+  Tensor gather_to_whole(const Tensor& local, const StepView& step) const;
+  // Partial sums over all tokens → local rows of the sum: reduce-scatter, or all-reduce in place.
+  Tensor reduce_to_local(const Tensor& partial, const StepView& step) const;
+
+ private:
+  Context context_;
+  int64_t hidden_size_;
+  Arena::Id whole_ = -1;
+  Arena::Id local_ = -1;
+};
+
+}  // namespace llm_dist::parallel

@@ -1,0 +1,31 @@
+// StepView: one step's inputs as the layers see them: views at fixed addresses, padded.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "src/base/tensor.h"
+
+namespace llm_dist::parallel {
+
+struct KvLayer {
+  Tensor k;  // [num_blocks, num_kv_heads, block_size, head_dim]
+  Tensor v;
+};
+
+struct StepView {
+  int64_t num_tokens = 0;    // padded to a multiple of tp under sequence parallelism
+  int64_t local_tokens = 0;  // this rank's rows in sequence regions
+  int64_t num_sequences = 0;
+  int64_t num_samples = 0;
+  Tensor token_ids;             // i32 [num_tokens]
+  Tensor positions;             // i32 [num_tokens]
+  Tensor kv_slots;              // i32 [num_tokens], negative for padding
+  Tensor query_starts;          // i32 [num_sequences + 1]
+  Tensor context_lens;          // i32 [num_sequences]
+  Tensor block_tables;          // i32 [num_sequences, max_blocks]
+  Tensor sample_rows;           // i32 [num_samples], rows of the tokens whose logits are wanted
+  std::span<const KvLayer> kv;  // this stage's layers
+};
+
+}  // namespace llm_dist::parallel

@@ -1,0 +1,196 @@
+// Llama (Touvron et al. 2023; Dubey et al. 2024): pre-norm blocks of grouped-query attention with rotary
+// positions and a SwiGLU MLP. Also SmolLM2, and whatever else calls itself LlamaForCausalLM.
+#include <vector>
+
+#include "parallel/attention.h"
+#include "parallel/linear.h"
+#include "parallel/norm.h"
+#include "src/model/registry.h"
+
+namespace llm_dist::model {
+namespace {
+
+using parallel::Context;
+using parallel::Hidden;
+using parallel::StepView;
+
+class LlamaAttention {
+ public:
+  LlamaAttention(const Context& context,
+                 const ModelOptions& options,
+                 const parallel::RotaryTable& rotary,
+                 parallel::HeadShard heads,
+                 const std::string& name,
+                 int index)
+      : qkv_(context,
+             "qkv",
+             qkv_parts(name, heads, options.config.head_dim),
+             options.config.hidden_size,
+             options.config.attention_bias),
+        attention_(context, rotary, heads, options.config.head_dim, index),
+        out_(context,
+             name + ".o_proj",
+             {heads.q.begin * options.config.head_dim, heads.q.count * options.config.head_dim},
+             options.config.hidden_size,
+             options.config.attention_bias) {}
+
+  Tensor forward(const Tensor& x, const StepView& step) const {
+    return out_.forward(attention_.forward(qkv_.forward(x, step), step), step);
+  }
+
+ private:
+  static std::vector<parallel::ColumnPart> qkv_parts(const std::string& name,
+                                                     parallel::HeadShard heads,
+                                                     int64_t dim) {
+    parallel::Range q{heads.q.begin * dim, heads.q.count * dim};
+    parallel::Range kv{heads.kv.begin * dim, heads.kv.count * dim};
+    return {{name + ".q_proj", q}, {name + ".k_proj", kv}, {name + ".v_proj", kv}};
+  }
+
+  parallel::ColumnParallelLinear qkv_;
+  parallel::HeadParallelAttention attention_;
+  parallel::RowParallelLinear out_;
+};
+
+class LlamaMlp {
+ public:
+  LlamaMlp(const Context& context, const ModelOptions& options, const std::string& name)
+      : context_(context),
+        inner_(parallel::split_even(options.config.intermediate_size,
+                                    context.mesh.tp(),
+                                    context.mesh.rank_tp(),
+                                    options.intermediate_granule)),
+        gate_up_(context,
+                 "gate_up",
+                 {{name + ".gate_proj", inner_}, {name + ".up_proj", inner_}},
+                 options.config.hidden_size,
+                 options.config.mlp_bias),
+        down_(context, name + ".down_proj", inner_, options.config.hidden_size, options.config.mlp_bias),
+        activated_(
+            context.arena->declare("activated", parallel::RowKind::kTokens, inner_.count, context.dtype)) {}
+
+  Tensor forward(const Tensor& x, const StepView& step) const {
+    Tensor gate_up = gate_up_.forward(x, step);
+    Tensor activated = context_.arena->get(activated_, step.num_tokens, inner_.count);
+    context_.ops->silu_and_mul({.gate_up = gate_up, .out = activated});
+    return down_.forward(activated, step);
+  }
+
+ private:
+  Context context_;
+  parallel::Range inner_;
+  parallel::ColumnParallelLinear gate_up_;
+  parallel::RowParallelLinear down_;
+  parallel::Arena::Id activated_;
+};
+
+class LlamaBlock {
+ public:
+  LlamaBlock(const Context& context,
+             const ModelOptions& options,
+             const parallel::RotaryTable& rotary,
+             parallel::HeadShard heads,
+             const std::string& name,
+             int index)
+      : input_norm_(context, name + ".input_layernorm", options.config.hidden_size, epsilon(options)),
+        attention_(context, options, rotary, heads, name + ".self_attn", index),
+        mlp_norm_(context, name + ".post_attention_layernorm", options.config.hidden_size, epsilon(options)),
+        mlp_(context, options, name + ".mlp") {}
+
+  void forward(Hidden& hidden, const StepView& step) const {
+    Tensor x =
+        hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
+    x = attention_.forward(x, step);
+    x = mlp_norm_.add_and_norm(x, hidden.residual);
+    hidden.x = mlp_.forward(x, step);
+  }
+
+ private:
+  static float epsilon(const ModelOptions& options) {
+    return static_cast<float>(options.config.rms_norm_eps);
+  }
+
+  parallel::RmsNorm input_norm_;
+  LlamaAttention attention_;
+  parallel::RmsNorm mlp_norm_;
+  LlamaMlp mlp_;
+};
+
+class Llama : public Model {
+ public:
+  Llama(const Context& context, const ModelOptions& options)
+      : heads_(parallel::shard_heads(options.config.num_heads,
+                                     options.config.num_kv_heads,
+                                     context.mesh.tp(),
+                                     context.mesh.rank_tp())),
+        head_dim_(options.config.head_dim),
+        stream_(context, options.config.hidden_size),
+        rotary_(context, rotary_frequencies(options.config), options.max_model_len, 1.0) {
+    const checkpoint::ModelConfig& config = options.config;
+    bool tied_here = config.tie_word_embeddings && context.mesh.pp() == 1;
+    if (context.mesh.first_stage()) {
+      table_ = vocab_weight(context, config, "model.embed_tokens.weight");
+      embedding_ = std::make_unique<parallel::VocabParallelEmbedding>(context, *table_);
+    }
+    for (int i = 0; i < options.layers.count; ++i) {
+      std::string name = "model.layers." + std::to_string(options.layers.begin + i);
+      blocks_.push_back(std::make_unique<LlamaBlock>(context, options, rotary_, heads_, name, i));
+    }
+    if (context.mesh.last_stage()) {
+      norm_ = std::make_unique<parallel::RmsNorm>(
+          context, "model.norm", config.hidden_size, static_cast<float>(config.rms_norm_eps));
+      if (!tied_here) {
+        head_table_ = vocab_weight(
+            context, config, config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+      }
+      head_ = std::make_unique<parallel::VocabParallelHead>(context, tied_here ? *table_ : *head_table_);
+    }
+  }
+
+  KvSpec kv_spec() const override {
+    return {.num_layers = num_blocks(), .num_kv_heads = heads_.kv.count, .head_dim = head_dim_};
+  }
+  int num_blocks() const override { return static_cast<int>(blocks_.size()); }
+
+  Hidden embed(const StepView& step) override { return stream_.start(embedding_->forward(step), step); }
+  Hidden enter(const Tensor& received, const StepView& step) override {
+    return stream_.start(received, step);
+  }
+  void block(int index, Hidden& hidden, const StepView& step) override {
+    blocks_[static_cast<size_t>(index)]->forward(hidden, step);
+  }
+  Tensor leave(const Hidden& hidden) override { return stream_.finish(hidden); }
+  Tensor head(Hidden& hidden, const StepView& step) override {
+    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual), step);
+  }
+
+ private:
+  static std::unique_ptr<parallel::VocabWeight> vocab_weight(const Context& context,
+                                                             const checkpoint::ModelConfig& config,
+                                                             const std::string& tensor) {
+    return std::make_unique<parallel::VocabWeight>(context, tensor, config.vocab_size, config.hidden_size);
+  }
+  static std::vector<double> rotary_frequencies(const checkpoint::ModelConfig& config) {
+    auto frequencies = checkpoint::rope_inverse_frequencies(config.rope, config.head_dim);
+    return {frequencies.begin(), frequencies.end()};
+  }
+
+  parallel::HeadShard heads_;
+  int64_t head_dim_;
+  parallel::ResidualStream stream_;
+  parallel::RotaryTable rotary_;
+  std::unique_ptr<parallel::VocabWeight> table_;
+  std::unique_ptr<parallel::VocabWeight> head_table_;
+  std::unique_ptr<parallel::VocabParallelEmbedding> embedding_;
+  std::vector<std::unique_ptr<LlamaBlock>> blocks_;
+  std::unique_ptr<parallel::RmsNorm> norm_;
+  std::unique_ptr<parallel::VocabParallelHead> head_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> make_llama(const Context& context, const ModelOptions& options) {
+  return std::make_unique<Llama>(context, options);
+}
+
+}  // namespace llm_dist::model

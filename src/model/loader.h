@@ -1,0 +1,49 @@
+// Loader: a rank's WeightMap filled from a checkpoint. Each rank reads its own slices only.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/op_table.h"
+#include "parallel/weight_map.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/device/backend.h"
+
+namespace llm_dist::model {
+
+// What loading will do, from headers alone.
+struct LoadPlan {
+  struct Matrix {
+    const parallel::MatrixSlot* slot = nullptr;
+    WeightScheme scheme = WeightScheme::kF32;  // as held in memory
+    int64_t offset = 0;                        // in the weights' buffer
+  };
+  std::vector<Matrix> matrices;         // as WeightMap::matrices
+  std::vector<int64_t> vector_offsets;  // as WeightMap::vectors
+  std::vector<int64_t> table_offsets;   // as WeightMap::tables
+  int64_t weight_bytes = 0;             // of the checkpoint's tensors, as held
+  int64_t bytes = 0;                    // of the whole buffer: tables and alignment too
+};
+
+// A tensor that the map names and the checkpoint lacks, or that a layout cuts inside a block, is an error
+// that names it.
+Result<LoadPlan> plan_load(const parallel::WeightMap& map,
+                           const checkpoint::Checkpoint& checkpoint,
+                           const kernels::OpTable& ops,
+                           DType activation_dtype);
+
+struct LoadedWeights {
+  device::Buffer buffer;
+  checkpoint::ReadStats stats;
+};
+
+// Reads, converts where LoadPlan says so, and sets every slot's target to its place in the buffer.
+Result<LoadedWeights> load_weights(const parallel::WeightMap& map,
+                                   const LoadPlan& plan,
+                                   const checkpoint::Checkpoint& checkpoint,
+                                   DType activation_dtype,
+                                   device::Backend& backend,
+                                   device::Stream& stream,
+                                   const checkpoint::ReadOptions& options);
+
+}  // namespace llm_dist::model
