@@ -21,6 +21,9 @@ class Stream {
   // memory.
   virtual void copy(const Tensor& dst, const Tensor& src) = 0;
   virtual void fill_zero(const Tensor& dst) = 0;
+  // Writes the time (device clock, nanoseconds; on CPU that of now_ns()) at which the stream gets here, to
+  // pinned memory.
+  virtual void write_timestamp(int64_t* pinned_ns) = 0;
   virtual Status synchronize(Deadline deadline) = 0;
   virtual Status error() const = 0;
   // Poisons the stream: the error that everything waiting on it sees. The first one stays.

@@ -69,6 +69,9 @@ class CpuStream : public Stream {
   void wait(Event& event) override;
   void copy(const Tensor& dst, const Tensor& src) override;
   void fill_zero(const Tensor& dst) override;
+  void write_timestamp(int64_t* pinned_ns) override {
+    enqueue([pinned_ns] { *pinned_ns = now_ns(); });
+  }
   Status synchronize(Deadline deadline) override;
   Status error() const override;
   void fail(Status status) override;

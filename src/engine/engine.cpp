@@ -1,0 +1,246 @@
+#include "src/engine/engine.h"
+
+#include <pthread.h>
+
+#include "src/base/log.h"
+
+namespace llm_dist::engine {
+
+sched::SchedulerOptions scheduler_options(const EngineOptions& options) {
+  return {.num_blocks = static_cast<int32_t>(options.num_blocks),
+          .block_size = static_cast<int32_t>(options.block_size),
+          .max_num_seqs = static_cast<int32_t>(options.max_num_seqs),
+          .max_num_batched_tokens = static_cast<int32_t>(options.max_num_batched_tokens),
+          .max_model_len = static_cast<int32_t>(options.max_model_len),
+          .enable_chunked_prefill = options.enable_chunked_prefill,
+          .num_micro_batches = options.async_scheduling ? options.layout.pp : 1,
+          .max_steps_in_flight = options.max_steps_in_flight(),
+          .policy = options.priority_scheduling ? sched::SchedulingPolicy::kPriority
+                                                : sched::SchedulingPolicy::kFcfs};
+}
+
+Engine::Engine(RankEngine& rank,
+               comm::HostChannel* channel,
+               const EngineLimits& limits,
+               const EngineHooks& hooks,
+               std::function<void(const Status&)> on_failure)
+    : rank_(rank),
+      channel_(channel),
+      limits_(limits),
+      hooks_(hooks),
+      on_failure_(std::move(on_failure)),
+      scheduler_(scheduler_options(rank.options())),
+      // A queued request may be followed by its cancellation.
+      commands_(static_cast<size_t>(2 * limits.max_queued_requests + 2 * rank.options().max_num_seqs)) {
+  flights_.reserve(static_cast<size_t>(rank.options().max_steps_in_flight()));
+  tokens_.reserve(static_cast<size_t>(rank.options().padded_samples()));
+  update_stats();
+}
+
+std::unique_ptr<Engine> Engine::start(RankEngine& rank,
+                                      comm::HostChannel* channel,
+                                      const EngineLimits& limits,
+                                      const EngineHooks& hooks,
+                                      std::function<void(const Status&)> on_failure) {
+  std::unique_ptr<Engine> engine(new Engine(rank, channel, limits, hooks, std::move(on_failure)));
+  engine->thread_ = std::thread([raw = engine.get()] { raw->run(); });
+  pthread_setname_np(engine->thread_.native_handle(), "engine");
+  return engine;
+}
+
+Engine::~Engine() { stop(); }
+
+void Engine::stop() {
+  stopping_ = true;
+  Command wake;
+  commands_.try_push(wake);
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<sched::SequenceId> Engine::submit(sched::SequenceRequest request, std::shared_ptr<SequenceSink> sink) {
+  const EngineOptions& options = rank_.options();
+  if (stopping_ || failed_) return unavailable("the engine is stopping");
+  if (request.prompt.empty()) return invalid_argument("the prompt is empty");
+  if (static_cast<int64_t>(request.prompt.size()) >= options.max_model_len) {
+    return invalid_argument(
+        format("the prompt has {} tokens; with at least one token of output the most is {} "
+               "(--max-model-len {})",
+               request.prompt.size(),
+               options.max_model_len - 1,
+               options.max_model_len));
+  }
+  if (queued_.fetch_add(1) >= limits_.max_queued_requests) {
+    --queued_;
+    return resource_exhausted(format("the queue is full: {} requests wait", limits_.max_queued_requests));
+  }
+  request.id = next_id_.fetch_add(1);
+  sched::SequenceId id = request.id;
+  Command command{Command::Kind::kSubmit, std::move(request), std::move(sink)};
+  ++pending_;
+  if (!commands_.try_push(command)) {
+    --pending_;
+    --queued_;
+    return resource_exhausted("the engine's command queue is full");
+  }
+  return id;
+}
+
+void Engine::cancel(sched::SequenceId id) {
+  Command command{.kind = Command::Kind::kCancel};
+  command.request.id = id;
+  commands_.push(std::move(command), step_deadline());
+}
+
+void Engine::run() {
+  Status status = loop();
+  failed_ = !status.ok();
+  stopping_ = true;
+  if (failed_) rank_.abort(status);
+  finish_all(failed_ ? status : unavailable("the server is stopping"));
+  board_.change([&](EngineStats& stats) { stats.failed = failed_; });
+  if (failed_) {
+    if (on_failure_) on_failure_(status);
+    return;
+  }
+  plan_.clear();
+  plan_.shutdown = true;
+  status = publish(plan_);
+  if (!status.ok()) log_warning("other ranks were not told to end: {}", status.to_string());
+}
+
+Status Engine::loop() {
+  while (true) {
+    accept();
+    if (stopping_ && flights_.empty()) return ok_status();
+    bool issued = false;
+    if (!stopping_) {
+      ASSIGN_OR_RETURN(issued, issue_step());
+    }
+    bool full = static_cast<int>(flights_.size()) >= rank_.options().max_steps_in_flight();
+    if (!flights_.empty() && (!issued || full || rank_.runner().complete(flights_.front().step))) {
+      RETURN_IF_ERROR(collect_oldest());
+    } else if (!issued && !stopping_) {
+      RETURN_IF_ERROR(wait_for_work());
+    }
+  }
+}
+
+void Engine::accept() {
+  while (auto command = commands_.try_pop()) apply(*command);
+}
+
+void Engine::apply(Command& command) {
+  sched::SequenceId id = command.request.id;
+  if (command.kind == Command::Kind::kSubmit) {
+    --queued_;
+    Status status = scheduler_.add(std::move(command.request));
+    if (status.ok()) {
+      sinks_.emplace(id, std::move(command.sink));
+      return;
+    }
+    --pending_;
+    command.sink->on_generated({.id = id, .finish = sched::FinishReason::kError, .error = &status});
+  } else if (command.kind == Command::Kind::kCancel && scheduler_.cancel(id)) {
+    note_finished(id);
+  }
+}
+
+void Engine::note_finished(sched::SequenceId id) {
+  sinks_.erase(id);
+  --pending_;
+}
+
+// An idle engine also notices that a peer has died: nothing else would.
+Status Engine::wait_for_work() {
+  if (hooks_.on_phase) hooks_.on_phase("idle");
+  update_stats();
+  auto command = commands_.pop(Deadline::after_seconds(limits_.idle_poll_seconds));
+  if (command) apply(*command);
+  return rank_.poll();
+}
+
+Result<bool> Engine::issue_step() {
+  if (!scheduler_.schedule(plan_)) return false;
+  TimePoint issued = Clock::now();
+  RETURN_IF_ERROR(publish(plan_));
+  RETURN_IF_ERROR(rank_.runner().execute(plan_));
+  flights_.push_back({plan_.step, issued});
+  return true;
+}
+
+Status Engine::publish(const sched::StepPlan& plan) {
+  if (channel_ == nullptr) return ok_status();
+  sched::encode(plan, encoded_);
+  return channel_->publish(encoded_, step_deadline());
+}
+
+Status Engine::collect_oldest() {
+  Flight flight = flights_.front();
+  ASSIGN_OR_RETURN(std::span<const kernels::SampleRecord> records,
+                   rank_.runner().collect(flight.step, step_deadline()));
+  flights_.erase(flights_.begin());
+  tokens_.clear();
+  for (const kernels::SampleRecord& record : records) tokens_.push_back(record.token);
+  scheduler_.retire(flight.step, tokens_, events_);
+  for (const sched::TokenEvent& event : events_) deliver(event, records);
+  board_.change([&](EngineStats& stats) {
+    ++stats.steps;
+    stats.step_seconds.add(seconds_between(flight.issued, Clock::now()));
+    stats.last_progress_ns = now_ns();
+    stats.scheduler = scheduler_.stats();
+  });
+  return ok_status();
+}
+
+void Engine::deliver(const sched::TokenEvent& event, std::span<const kernels::SampleRecord> records) {
+  auto found = sinks_.find(event.id);
+  if (found == sinks_.end()) return;
+  const kernels::SampleRecord& record = records[static_cast<size_t>(event.sample_index)];
+  auto num_top = static_cast<size_t>(record.num_top);
+  found->second->on_generated({.id = event.id,
+                               .token = event.token,
+                               .logprob = record.logprob,
+                               .top_ids = {record.top_ids, num_top},
+                               .top_logprobs = {record.top_logprobs, num_top},
+                               .finish = event.finish});
+  if (event.finish != sched::FinishReason::kNone) note_finished(event.id);
+}
+
+void Engine::finish_all(const Status& status) {
+  auto fail = [&](sched::SequenceId id, SequenceSink& sink) {
+    sink.on_generated({.id = id, .finish = sched::FinishReason::kError, .error = &status});
+  };
+  commands_.close();  // whoever submits from here on is told so
+  while (auto command = commands_.try_pop()) {
+    if (command->kind == Command::Kind::kSubmit) fail(command->request.id, *command->sink);
+  }
+  for (auto& [id, sink] : sinks_) fail(id, *sink);
+  sinks_.clear();
+  pending_ = 0;
+}
+
+void Engine::update_stats() {
+  board_.change([&](EngineStats& stats) { stats.scheduler = scheduler_.stats(); });
+}
+
+EngineStats Engine::stats() const { return board_.read(); }
+
+Status follow_plans(RankEngine& rank, comm::HostChannel& channel, const std::function<bool()>& stop) {
+  constexpr double kPollSeconds = 0.2;
+  sched::StepPlan plan;
+  while (!stop()) {
+    auto message = channel.receive(Deadline::after_seconds(kPollSeconds));
+    if (!message.ok()) {
+      if (message.status().code() != StatusCode::kDeadlineExceeded) return message.status();
+      RETURN_IF_ERROR(rank.poll());
+      continue;
+    }
+    RETURN_IF_ERROR(sched::decode(*message, plan));
+    if (plan.shutdown)
+      return rank.runner().drain(Deadline::after_seconds(rank.options().step_deadline_seconds));
+    RETURN_IF_ERROR(rank.runner().execute(plan));
+  }
+  return ok_status();
+}
+
+}  // namespace llm_dist::engine

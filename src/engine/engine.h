@@ -1,0 +1,133 @@
+// Engine: the step loop of rank 0, on a thread of its own: accept, schedule, publish, execute, collect. Other
+// ranks run follow_plans().
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "comm/host/host_channel.h"
+#include "src/base/bounded_queue.h"
+#include "src/engine/engine_stats.h"
+#include "src/engine/rank_engine.h"
+#include "src/sched/scheduler.h"
+
+namespace llm_dist::engine {
+
+struct TopLogprob {
+  int32_t token = 0;
+  float logprob = 0.0f;
+};
+
+// One generated token, or the end without one (token −1: cancelled, or an error).
+struct Generated {
+  sched::SequenceId id = 0;
+  int32_t token = -1;
+  float logprob = 0.0f;              // when the request asked for log-probabilities
+  std::span<const int32_t> top_ids;  // valid during the call
+  std::span<const float> top_logprobs;
+  sched::FinishReason finish = sched::FinishReason::kNone;
+  const Status* error = nullptr;  // with kError
+};
+
+// Where a sequence's tokens go. Called on the step thread: it must return at once, without waiting and
+// without detokenizing.
+class SequenceSink {
+ public:
+  virtual ~SequenceSink() = default;
+  virtual void on_generated(const Generated& generated) = 0;
+};
+
+struct EngineLimits {
+  int64_t max_queued_requests = 1024;  // submitted and not started
+  double idle_poll_seconds = 0.2;      // how often an idle loop looks at the communicators
+};
+
+class Engine {
+ public:
+  // `channel` may be null in a world of one rank. on_failure: once, on the step thread, after every sink has
+  // had its error.
+  static std::unique_ptr<Engine> start(RankEngine& rank,
+                                       comm::HostChannel* channel,
+                                       const EngineLimits& limits,
+                                       const EngineHooks& hooks,
+                                       std::function<void(const Status&)> on_failure);
+  ~Engine();  // stop()
+
+  // Takes the request (its id is set here) or says why not: invalid_argument (it can never run),
+  // resource_exhausted (the queue is full), unavailable (stopping or failed). Any thread.
+  Result<sched::SequenceId> submit(sched::SequenceRequest request, std::shared_ptr<SequenceSink> sink);
+  // The sequence ends; its blocks are free once the steps in flight that touch it retire. No event follows.
+  // Any thread.
+  void cancel(sched::SequenceId id);
+
+  EngineStats stats() const;  // any thread
+  // Whether anything is running or waiting. Any thread.
+  bool idle() const { return pending_.load() == 0; }
+  // The loop ends after the steps in flight; running sequences get kError. Other ranks are told to end.
+  void stop();
+
+ private:
+  struct Command {
+    enum class Kind : uint8_t { kNone, kSubmit, kCancel } kind = Kind::kNone;
+    sched::SequenceRequest request;
+    std::shared_ptr<SequenceSink> sink;
+  };
+  struct Flight {
+    uint64_t step = 0;
+    TimePoint issued;
+  };
+
+  Engine(RankEngine& rank,
+         comm::HostChannel* channel,
+         const EngineLimits& limits,
+         const EngineHooks& hooks,
+         std::function<void(const Status&)> on_failure);
+
+  void run();
+  Status loop();
+  void accept();
+  void apply(Command& command);
+  Result<bool> issue_step();
+  Status publish(const sched::StepPlan& plan);
+  Status collect_oldest();
+  void deliver(const sched::TokenEvent& event, std::span<const kernels::SampleRecord> records);
+  void finish_all(const Status& status);
+  void note_finished(sched::SequenceId id);
+  Status wait_for_work();
+  void update_stats();
+  Deadline step_deadline() const { return Deadline::after_seconds(rank_.options().step_deadline_seconds); }
+
+  RankEngine& rank_;
+  comm::HostChannel* channel_;
+  EngineLimits limits_;
+  EngineHooks hooks_;
+  std::function<void(const Status&)> on_failure_;
+  sched::Scheduler scheduler_;
+  BoundedQueue<Command> commands_;
+  std::unordered_map<sched::SequenceId, std::shared_ptr<SequenceSink>> sinks_;
+  sched::StepPlan plan_;
+  std::vector<std::byte> encoded_;
+  std::vector<Flight> flights_;
+  std::vector<int32_t> tokens_;
+  std::vector<sched::TokenEvent> events_;
+  std::atomic<uint64_t> next_id_{1};
+  std::atomic<int64_t> pending_{0};  // submitted and not finished
+  std::atomic<int64_t> queued_{0};   // submitted and not started
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> failed_{false};
+  StatsBoard board_;
+  std::thread thread_;
+};
+
+sched::SchedulerOptions scheduler_options(const EngineOptions& options);
+
+// Ranks other than 0: receives plans and executes them until rank 0 ends the world. `stop` is asked between
+// plans.
+Status follow_plans(RankEngine& rank, comm::HostChannel& channel, const std::function<bool()>& stop);
+
+}  // namespace llm_dist::engine

@@ -1,0 +1,49 @@
+// What an engine is told: the flags of `serve` that concern it, resolved to numbers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "kernels/ops.h"
+#include "parallel/mesh.h"
+#include "src/base/dtype.h"
+
+namespace llm_dist::engine {
+
+struct EngineOptions {
+  parallel::Layout layout;
+  DType dtype = DType::kF32;     // of activations
+  DType kv_dtype = DType::kF32;  // of the cache
+  int64_t max_model_len = 0;
+  int64_t block_size = 16;
+  int64_t max_num_seqs = 64;
+  int64_t max_num_batched_tokens = 2048;
+  int64_t num_blocks = 0;      // 0: as many as kv_cache_bytes holds
+  int64_t kv_cache_bytes = 0;  // on this rank
+  bool enable_chunked_prefill = true;
+  bool async_scheduling = true;
+  bool priority_scheduling = false;
+  int threads = 1;  // CPU ops
+  double step_deadline_seconds = 600;
+  int load_threads = 2;
+
+  // Steps issued and not yet collected: one in the plain loop; else one is scheduled while the others run.
+  int max_steps_in_flight() const { return async_scheduling ? (layout.pp == 1 ? 2 : layout.pp + 1) : 1; }
+  int64_t max_blocks_per_sequence() const { return (max_model_len + block_size - 1) / block_size; }
+  // Rows that every rank's share of is equal.
+  int64_t padded_tokens() const { return round_up(max_num_batched_tokens, layout.tp); }
+  int64_t padded_samples() const { return round_up(max_num_seqs, layout.tp); }
+
+  static int64_t round_up(int64_t value, int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+  }
+};
+
+// Hooks for tests, traces and the failure watch; all optional.
+struct EngineHooks {
+  kernels::OpObserver* observer = nullptr;
+  std::function<void(const char* phase)> on_phase;  // "loading", "idle", "prefill", "decode": static strings
+};
+
+}  // namespace llm_dist::engine

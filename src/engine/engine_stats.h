@@ -1,0 +1,68 @@
+// EngineStats: plain numbers about the engine; server names them as metrics.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+
+#include "src/sched/scheduler.h"
+
+namespace llm_dist::engine {
+
+// Counts of durations in buckets whose upper bounds double from 2^-14 s (61 µs) on; the last is unbounded.
+struct DurationHistogram {
+  static constexpr int kBuckets = 24;
+  std::array<uint64_t, kBuckets> counts{};
+  uint64_t count = 0;
+  double sum_seconds = 0.0;
+
+  static double upper_bound_seconds(int bucket) {
+    return 0x1p-14 * static_cast<double>(uint64_t{1} << bucket);
+  }
+  void add(double seconds) {
+    int bucket = 0;
+    while (bucket < kBuckets - 1 && seconds > upper_bound_seconds(bucket)) ++bucket;
+    ++counts[static_cast<size_t>(bucket)];
+    ++count;
+    sum_seconds += seconds;
+  }
+};
+
+struct EngineStats {
+  sched::SchedulerStats scheduler;
+  uint64_t steps = 0;
+  DurationHistogram step_seconds;  // from issue to collection
+  int64_t last_progress_ns = 0;    // now_ns() of the last collected step
+  bool failed = false;
+
+  // Allocated KV bytes that hold no token, as a fraction of the allocated ones.
+  double kv_waste() const {
+    return scheduler.allocated_kv_tokens == 0 ? 0.0
+                                              : 1.0 - static_cast<double>(scheduler.used_kv_tokens) /
+                                                          static_cast<double>(scheduler.allocated_kv_tokens);
+  }
+};
+
+// The step thread writes after each step, anyone reads.
+class StatsBoard {
+ public:
+  void write(const EngineStats& stats) {
+    std::lock_guard lock(mutex_);
+    stats_ = stats;
+  }
+  EngineStats read() const {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  template <typename Change>
+  void change(Change&& change) {
+    std::lock_guard lock(mutex_);
+    change(stats_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  EngineStats stats_;
+};
+
+}  // namespace llm_dist::engine

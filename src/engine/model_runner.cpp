@@ -1,0 +1,180 @@
+#include "src/engine/model_runner.h"
+
+namespace llm_dist::engine {
+namespace {
+constexpr int64_t kRecordWords = kernels::kSampleRecordWords;
+
+Tensor records_like(int64_t num_samples) {
+  return Tensor::contiguous(nullptr, DType::kI32, {num_samples, kRecordWords});
+}
+}  // namespace
+
+ModelRunner::ModelRunner(const RunnerParts& parts, const EngineOptions& options)
+    : parts_(parts),
+      options_(options),
+      mirror_(static_cast<int32_t>(options.max_num_seqs),
+              static_cast<int32_t>(options.max_blocks_per_sequence()),
+              static_cast<int32_t>(options.block_size),
+              static_cast<int32_t>(parts.kv_cache->num_blocks())) {}
+
+int64_t ModelRunner::history_bytes(const EngineOptions& options) {
+  return options.max_num_seqs * options.max_model_len * dtype_bytes(DType::kI32);
+}
+
+Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const RunnerParts& parts,
+                                                         const EngineOptions& options) {
+  std::unique_ptr<ModelRunner> runner(new ModelRunner(parts, options));
+  RETURN_IF_ERROR(runner->allocate());
+  return runner;
+}
+
+Status ModelRunner::allocate() {
+  device::Backend& backend = *parts_.backend;
+  ASSIGN_OR_RETURN(inputs_, StepInputs::create(backend, options_));
+  ASSIGN_OR_RETURN(history_buffer_, backend.allocate(history_bytes(options_), device::MemoryKind::kDevice));
+  history_ = history_buffer_.view(DType::kI32, {options_.max_num_seqs, options_.max_model_len});
+  ring_.resize(static_cast<size_t>(options_.max_steps_in_flight()) + 1);
+  int64_t result_bytes = options_.padded_samples() * static_cast<int64_t>(sizeof(kernels::SampleRecord));
+  for (InFlight& entry : ring_) {
+    ASSIGN_OR_RETURN(entry.results, backend.allocate(result_bytes, device::MemoryKind::kPinned));
+    entry.done = backend.make_event();
+  }
+  return ok_status();
+}
+
+Status ModelRunner::execute(const sched::StepPlan& plan) {
+  RETURN_IF_ERROR(mirror_.apply(plan));
+  RETURN_IF_ERROR(stream().error());
+  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare(plan, mirror_, stream()));
+  step.view.kv = parts_.kv_cache->layers();
+  if (parts_.hooks.on_phase) parts_.hooks.on_phase(step.decode_only ? "decode" : "prefill");
+
+  InFlight& entry = in_flight(plan.step);
+  entry.step = plan.step;
+  entry.num_real_samples = step.num_real_samples;
+  entry.returns = entry.applied = false;
+  entry.slots = step.sample_slots;
+  entry.positions = step.sample_positions;
+
+  update_history(plan, step);
+  parallel::Hidden hidden = forward(step);
+  if (!mesh().last_stage()) {
+    parts_.lanes->to_next->send(parts_.model->leave(hidden), stream());
+  } else if (step.view.num_samples > 0) {
+    sample(hidden, step);
+  }
+  if (mesh().first_stage() && !mesh().last_stage() && step.view.num_samples > 0) {
+    return_tokens(step);
+  } else {
+    stream().record(*entry.done);
+  }
+  return ok_status();
+}
+
+// The first stage reads its inputs from the history, the last one its penalties.
+void ModelRunner::update_history(const sched::StepPlan& plan, const PreparedStep& step) {
+  if (!mesh().first_stage() && !mesh().last_stage()) return;
+  if (mesh().first_stage() && !mesh().last_stage()) {
+    // Whatever left the flight has returned: taking it keeps the ring's slots free.
+    auto depth = static_cast<uint64_t>(options_.max_steps_in_flight());
+    uint64_t left_flight = plan.step > depth ? plan.step - depth : 0;
+    apply_returned_tokens(std::max(plan.needs_tokens_of, left_flight));
+  }
+  if (step.new_tokens.numel() > 0) {
+    parts_.context.ops->scatter_tokens({.tokens = step.new_tokens,
+                                        .slots = step.new_slots,
+                                        .positions = step.new_positions,
+                                        .history = history_});
+  }
+  if (!mesh().first_stage()) return;
+  parts_.context.ops->gather_tokens({.history = history_,
+                                     .slots = step.token_slots,
+                                     .positions = step.view.positions,
+                                     .ids = step.view.token_ids});
+}
+
+void ModelRunner::apply_returned_tokens(uint64_t through_step) {
+  while (applied_through_ < through_step) {
+    InFlight& entry = in_flight(++applied_through_);
+    if (!entry.returns || entry.applied) continue;
+    parallel::Lane& lane = *parts_.lanes->tokens_from_last;
+    scatter(lane.received(entry.transfer, stream()), entry.slots, entry.positions);
+    lane.release(entry.transfer, stream());
+    entry.applied = true;
+  }
+}
+
+void ModelRunner::scatter(const Tensor& records, const Tensor& slots, const Tensor& positions) {
+  parts_.context.ops->scatter_tokens({.tokens = records.reshaped({records.numel()}),
+                                      .token_stride = kRecordWords,
+                                      .slots = slots,
+                                      .positions = positions,
+                                      .history = history_});
+}
+
+parallel::Hidden ModelRunner::forward(const PreparedStep& step) {
+  const parallel::StepView& view = step.view;
+  model::Model& model = *parts_.model;
+  if (mesh().first_stage()) {
+    parallel::Hidden hidden = model.embed(view);
+    for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
+    return hidden;
+  }
+  parallel::Lane& lane = *parts_.lanes->from_previous;
+  Tensor like = Tensor::contiguous(nullptr, parts_.context.dtype, {view.local_tokens, parts_.hidden_size});
+  uint64_t number = lane.post_receive(like);
+  parallel::Hidden hidden = model.enter(lane.received(number, stream()), view);
+  lane.release(number, stream());
+  for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
+  return hidden;
+}
+
+void ModelRunner::sample(parallel::Hidden& hidden, const PreparedStep& step) {
+  Tensor logits = parts_.model->head(hidden, step.view);
+  Tensor records = parts_.sampler->sample(logits, step, history_);
+  scatter(records, step.sample_slots, step.sample_positions);
+  if (!mesh().first_stage()) {
+    parts_.lanes->tokens_to_first->send(records, stream());
+    return;
+  }
+  InFlight& entry = in_flight(step.step);
+  Tensor host = records;
+  host.data = entry.results.data();
+  stream().copy(host, records);
+}
+
+// On the first stage of several: the tokens come over their own lane, straight to the host too.
+void ModelRunner::return_tokens(const PreparedStep& step) {
+  InFlight& entry = in_flight(step.step);
+  parallel::Lane& lane = *parts_.lanes->tokens_from_last;
+  entry.transfer = lane.post_receive(records_like(step.view.num_samples));
+  entry.returns = true;
+  Tensor arrived = lane.received(entry.transfer, lane.stream());
+  Tensor host = arrived;
+  host.data = entry.results.data();
+  lane.stream().copy(host, arrived);
+  lane.stream().record(*entry.done);
+}
+
+bool ModelRunner::complete(uint64_t step) const { return in_flight(step).done->complete(); }
+
+Result<std::span<const kernels::SampleRecord>> ModelRunner::collect(uint64_t step, Deadline deadline) {
+  InFlight& entry = in_flight(step);
+  CHECK_EQ(entry.step, step);
+  RETURN_IF_ERROR(entry.done->wait(deadline));
+  return std::span<const kernels::SampleRecord>(
+      reinterpret_cast<const kernels::SampleRecord*>(entry.results.data()),
+      static_cast<size_t>(entry.num_real_samples));
+}
+
+Status ModelRunner::drain(Deadline deadline) {
+  for (parallel::Lane* lane : {parts_.lanes->from_previous.get(),
+                               parts_.lanes->to_next.get(),
+                               parts_.lanes->tokens_to_first.get(),
+                               parts_.lanes->tokens_from_last.get()}) {
+    if (lane != nullptr) RETURN_IF_ERROR(lane->stream().synchronize(deadline));
+  }
+  return stream().synchronize(deadline);
+}
+
+}  // namespace llm_dist::engine

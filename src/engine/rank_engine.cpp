@@ -1,0 +1,214 @@
+#include "src/engine/rank_engine.h"
+
+#include <algorithm>
+
+#include "src/model/layout.h"
+#include "src/model/registry.h"
+
+namespace llm_dist::engine {
+namespace {
+
+constexpr double kAgreeDeadlineSeconds = 600;
+
+int64_t handoff_bytes(int64_t hidden_size, const EngineOptions& options) {
+  return arena_rows(options).local_tokens * hidden_size * dtype_bytes(options.dtype);
+}
+int64_t token_bytes(const EngineOptions& options) {
+  return options.padded_samples() * static_cast<int64_t>(sizeof(kernels::SampleRecord));
+}
+int lane_depth(const EngineOptions& options) { return options.max_steps_in_flight() + 1; }
+
+}  // namespace
+
+Result<ModelParts> build_model(const checkpoint::Checkpoint& checkpoint,
+                               const EngineOptions& options,
+                               const parallel::Context& context) {
+  const checkpoint::ModelConfig& config = checkpoint.config();
+  RETURN_IF_ERROR(model::check_layout(checkpoint, options.layout));
+  ASSIGN_OR_RETURN(const model::Family* family, model::find_family(config.architecture));
+  ModelParts parts;
+  parts.layers = parallel::stage_layers(config.num_layers, context.mesh.pp(), context.mesh.stage());
+  parts.model = family->make(context,
+                             {.config = config,
+                              .max_model_len = options.max_model_len,
+                              .layers = parts.layers,
+                              .intermediate_granule = model::intermediate_granule(checkpoint)});
+  if (context.mesh.last_stage()) parts.sampler = std::make_unique<Sampler>(context, config.vocab_size);
+  return parts;
+}
+
+KvSpec kv_spec_of(const model::Model& model, const EngineOptions& options) {
+  KvSpec spec = model.kv_spec();
+  spec.block_size = options.block_size;
+  spec.dtype = options.kv_dtype;
+  return spec;
+}
+
+parallel::ArenaRows arena_rows(const EngineOptions& options) {
+  int64_t tokens = options.padded_tokens();
+  bool local = options.layout.sequence_parallel && options.layout.tp > 1;
+  return {.tokens = tokens,
+          .local_tokens = local ? tokens / options.layout.tp : tokens,
+          .samples = options.padded_samples()};
+}
+
+kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
+                                         const EngineOptions& options) {
+  return {.threads = options.threads,
+          .activation_dtype = options.dtype,
+          .max_tokens = options.padded_tokens(),
+          .max_features =
+              std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
+          .max_sequences = options.padded_samples(),
+          .vocab_size =
+              parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp};
+}
+
+int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options) {
+  int64_t bytes = 0;
+  if (!mesh.first_stage()) bytes += handoff_bytes(hidden_size, options);
+  if (!mesh.last_stage()) bytes += handoff_bytes(hidden_size, options);
+  if (mesh.pp() > 1 && (mesh.first_stage() || mesh.last_stage())) bytes += token_bytes(options);
+  return bytes * lane_depth(options);
+}
+
+RankEngine::RankEngine(const RankEngineParts& parts, const EngineOptions& options)
+    : parts_(parts),
+      options_(options),
+      mesh_(options.layout, parts.world->rank_info().rank),
+      arena_(arena_rows(options)) {}
+
+RankEngine::~RankEngine() = default;
+
+Result<std::unique_ptr<RankEngine>> RankEngine::create(const RankEngineParts& parts,
+                                                       const EngineOptions& options) {
+  std::unique_ptr<RankEngine> engine(new RankEngine(parts, options));
+  RETURN_IF_ERROR(engine->build());
+  return engine;
+}
+
+Status RankEngine::build() {
+  const checkpoint::ModelConfig& config = parts_.checkpoint->config();
+  if (parts_.hooks.on_phase) parts_.hooks.on_phase("loading");
+  ASSIGN_OR_RETURN(plan_, plan_memory(*parts_.checkpoint, *parts_.ops, options_, mesh_.rank()));
+  RETURN_IF_ERROR(agree_on_blocks());
+
+  compute_ = parts_.backend->make_stream("compute");
+  ASSIGN_OR_RETURN(op_state_, parts_.ops->make_state(*parts_.backend, op_state_options(config, options_)));
+  ops_ = std::make_unique<kernels::Ops>(*parts_.ops, *op_state_, *compute_, parts_.hooks.observer);
+  RETURN_IF_ERROR(make_communicators());
+
+  parallel::Context context{.mesh = mesh_,
+                            .dtype = options_.dtype,
+                            .arena = &arena_,
+                            .weights = &weight_map_,
+                            .ops = ops_.get(),
+                            .tensor_group = tensor_group_};
+  ASSIGN_OR_RETURN(model_, build_model(*parts_.checkpoint, options_, context));
+  RETURN_IF_ERROR(arena_.allocate(*parts_.backend));
+  RETURN_IF_ERROR(load());
+  ASSIGN_OR_RETURN(
+      kv_cache_, KvCache::create(*parts_.backend, kv_spec_of(*model_.model, options_), options_.num_blocks));
+  RETURN_IF_ERROR(make_lanes());
+  ASSIGN_OR_RETURN(runner_,
+                   ModelRunner::create({.context = context,
+                                        .model = model_.model.get(),
+                                        .sampler = model_.sampler.get(),
+                                        .kv_cache = &kv_cache_,
+                                        .lanes = &lanes_,
+                                        .backend = parts_.backend,
+                                        .hidden_size = config.hidden_size,
+                                        .hooks = parts_.hooks},
+                                       options_));
+  if (parts_.hooks.on_phase) parts_.hooks.on_phase("idle");
+  return parts_.world->barrier(Deadline::after_seconds(kAgreeDeadlineSeconds));
+}
+
+// A block table is the same on every rank, so the rank with the least room decides.
+Status RankEngine::agree_on_blocks() {
+  int64_t mine =
+      options_.num_blocks > 0 ? options_.num_blocks : options_.kv_cache_bytes / plan_.kv_block_bytes;
+  ASSIGN_OR_RETURN(
+      std::vector<std::string> all,
+      parts_.world->all_gather_bytes(std::to_string(mine), Deadline::after_seconds(kAgreeDeadlineSeconds)));
+  for (const std::string& theirs : all) mine = std::min<int64_t>(mine, std::stoll(theirs));
+  // No sequence can use more than its own length.
+  options_.num_blocks = std::min(mine, options_.max_num_seqs * options_.max_blocks_per_sequence());
+  if (options_.num_blocks < options_.max_blocks_per_sequence()) {
+    return resource_exhausted(
+        format("the KV cache has room for {} tokens, fewer than one sequence of --max-model-len {}: lower "
+               "it, or give "
+               "more memory (--kv-cache-memory-bytes, --gpu-memory-utilization)",
+               options_.num_blocks * options_.block_size,
+               options_.max_model_len));
+  }
+  return ok_status();
+}
+
+Result<comm::Communicator*> RankEngine::connect(const std::string& name, const std::vector<int>& ranks) {
+  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made, parts_.world->make_communicator(ranks, name));
+  communicators_.push_back(std::move(made));
+  return communicators_.back().get();
+}
+
+Status RankEngine::make_communicators() {
+  ASSIGN_OR_RETURN(tensor_group_, connect("tp" + std::to_string(mesh_.stage()), mesh_.tensor_group()));
+  return ok_status();
+}
+
+Status RankEngine::make_lanes() {
+  if (mesh_.pp() == 1) return ok_status();
+  int64_t hidden_size = parts_.checkpoint->config().hidden_size;
+  // Pairs are numbered by stage, so that every rank makes them in an order that cannot lock up.
+  auto lane = [&](const std::string& name,
+                  int from_stage,
+                  int to_stage,
+                  int64_t bytes) -> Result<std::unique_ptr<parallel::Lane>> {
+    std::vector<int> pair = {mesh_.rank_of(from_stage, mesh_.rank_tp()),
+                             mesh_.rank_of(to_stage, mesh_.rank_tp())};
+    int peer = mesh_.stage() == from_stage ? 1 : 0;
+    ASSIGN_OR_RETURN(
+        comm::Communicator * communicator,
+        connect(name + std::to_string(from_stage) + "." + std::to_string(mesh_.rank_tp()), pair));
+    return parallel::Lane::create(*parts_.backend, *communicator, peer, bytes, lane_depth(options_), name);
+  };
+  int64_t bytes = handoff_bytes(hidden_size, options_);
+  if (!mesh_.first_stage()) {
+    ASSIGN_OR_RETURN(lanes_.from_previous, lane("stage", mesh_.stage() - 1, mesh_.stage(), bytes));
+  }
+  if (!mesh_.last_stage()) {
+    ASSIGN_OR_RETURN(lanes_.to_next, lane("stage", mesh_.stage(), mesh_.stage() + 1, bytes));
+  }
+  if (mesh_.last_stage()) {
+    ASSIGN_OR_RETURN(lanes_.tokens_to_first, lane("token-return", mesh_.pp() - 1, 0, token_bytes(options_)));
+  }
+  if (mesh_.first_stage()) {
+    ASSIGN_OR_RETURN(lanes_.tokens_from_last, lane("token-return", mesh_.pp() - 1, 0, token_bytes(options_)));
+  }
+  return ok_status();
+}
+
+Status RankEngine::load() {
+  ASSIGN_OR_RETURN(model::LoadPlan plan,
+                   model::plan_load(weight_map_, *parts_.checkpoint, *parts_.ops, options_.dtype));
+  checkpoint::ReadOptions read{.threads = options_.load_threads, .progress = parts_.load_progress};
+  ASSIGN_OR_RETURN(
+      weights_,
+      model::load_weights(
+          weight_map_, plan, *parts_.checkpoint, options_.dtype, *parts_.backend, *compute_, read));
+  for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
+    RETURN_IF_ERROR(parts_.ops->prepare_weight(*op_state_, *compute_, *slot.target));
+  }
+  return compute_->synchronize(Deadline::after_seconds(kAgreeDeadlineSeconds));
+}
+
+Status RankEngine::poll() const {
+  for (const auto& communicator : communicators_) RETURN_IF_ERROR(communicator->poll());
+  return ok_status();
+}
+
+void RankEngine::abort(const Status& cause) {
+  for (const auto& communicator : communicators_) communicator->abort(cause);
+}
+
+}  // namespace llm_dist::engine

@@ -1,0 +1,90 @@
+// RankEngine: everything one rank owns, built in the order it is needed: model, weights, memory,
+// communicators, runner.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/world.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/engine/engine_options.h"
+#include "src/engine/memory_plan.h"
+#include "src/engine/model_runner.h"
+#include "src/model/loader.h"
+#include "src/model/model.h"
+
+namespace llm_dist::engine {
+
+struct ModelParts {
+  std::unique_ptr<model::Model> model;
+  std::unique_ptr<Sampler> sampler;  // last stage only
+  parallel::Range layers;
+};
+
+// Shared by the plan and the engine, so that they cannot differ.
+Result<ModelParts> build_model(const checkpoint::Checkpoint& checkpoint,
+                               const EngineOptions& options,
+                               const parallel::Context& context);
+KvSpec kv_spec_of(const model::Model& model, const EngineOptions& options);
+parallel::ArenaRows arena_rows(const EngineOptions& options);
+kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config, const EngineOptions& options);
+int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options);
+
+struct RankEngineParts {
+  comm::World* world = nullptr;
+  device::Backend* backend = nullptr;
+  const kernels::OpTable* ops = nullptr;
+  const checkpoint::Checkpoint* checkpoint = nullptr;
+  EngineHooks hooks;
+  std::function<void(int64_t bytes_done, int64_t bytes_total)> load_progress;
+};
+
+class RankEngine {
+ public:
+  // Collective: every rank of the world calls it. All end with the same number of KV blocks, or all with an
+  // error.
+  static Result<std::unique_ptr<RankEngine>> create(const RankEngineParts& parts,
+                                                    const EngineOptions& options);
+  ~RankEngine();
+
+  ModelRunner& runner() { return *runner_; }
+  const EngineOptions& options() const { return options_; }  // num_blocks as agreed
+  const MemoryPlan& memory_plan() const { return plan_; }
+  const checkpoint::ReadStats& load_stats() const { return weights_.stats; }
+  const KvSpec& kv_spec() const { return kv_cache_.spec(); }
+
+  // The first error of any communicator, or ok.
+  Status poll() const;
+  // Ends every collective under way; any thread.
+  void abort(const Status& cause);
+
+ private:
+  RankEngine(const RankEngineParts& parts, const EngineOptions& options);
+  Status build();
+  Status make_communicators();
+  Result<comm::Communicator*> connect(const std::string& name, const std::vector<int>& ranks);
+  Status make_lanes();
+  Status load();
+  Status agree_on_blocks();
+
+  RankEngineParts parts_;
+  EngineOptions options_;
+  parallel::Mesh mesh_;
+  MemoryPlan plan_;
+  parallel::Arena arena_;
+  parallel::WeightMap weight_map_;
+  std::unique_ptr<kernels::OpState> op_state_;
+  std::unique_ptr<kernels::Ops> ops_;
+  std::vector<std::unique_ptr<comm::Communicator>> communicators_;
+  comm::Communicator* tensor_group_ = nullptr;
+  model::LoadedWeights weights_;
+  ModelParts model_;
+  KvCache kv_cache_;
+  std::unique_ptr<device::Stream> compute_;
+  PipelineLanes lanes_;
+  std::unique_ptr<ModelRunner> runner_;
+};
+
+}  // namespace llm_dist::engine

@@ -1,0 +1,84 @@
+// StepInputs: what a step's kernels read, at fixed device addresses. The host fills one of N pinned buffers,
+// which is copied in stream order: preparing step t + 1 never overwrites what step t still reads.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/sample.h"
+#include "parallel/step_view.h"
+#include "src/device/backend.h"
+#include "src/engine/engine_options.h"
+#include "src/sched/mirror.h"
+#include "src/sched/step_plan.h"
+
+namespace llm_dist::engine {
+
+// A prepared step. Tensors are device views.
+struct PreparedStep {
+  uint64_t step = 0;
+  parallel::StepView view;    // without kv
+  Tensor token_slots;         // i32 [num_tokens]
+  Tensor new_slots;           // i32 [num_new]: prompt tokens that the history does not have yet
+  Tensor new_positions;       // i32 [num_new]
+  Tensor new_tokens;          // i32 [num_new]
+  Tensor sample_rows_params;  // u8 [num_samples, sizeof(SampleRow)]
+  Tensor sample_slots;        // i32 [num_samples]; of step t, valid until step t + N is prepared
+  Tensor sample_positions;    // i32 [num_samples]
+  int64_t num_real_samples = 0;
+  bool greedy_only = true;  // every row greedy, without penalties and log-probabilities
+  bool decode_only = true;
+};
+
+class StepInputs {
+ public:
+  static Result<std::unique_ptr<StepInputs>> create(device::Backend& backend, const EngineOptions& options);
+  static int64_t device_bytes(const EngineOptions& options);
+
+  // Stages the plan, which `mirror` has applied already, and issues the copies to `stream`.
+  Result<PreparedStep> prepare(const sched::StepPlan& plan,
+                               const sched::Mirror& mirror,
+                               device::Stream& stream);
+  Tensor token_ids(int64_t num_tokens) const;
+
+ private:
+  // Offsets of each array within one buffer, the same on host and device.
+  struct Offsets {
+    int64_t token_slots, positions, kv_slots, query_starts, context_lens, sample_rows, sample_params,
+        new_slots, new_positions, new_tokens, block_tables, sample_slots, sample_positions, token_ids, bytes;
+  };
+  struct Staging {
+    device::Buffer buffer;
+    std::unique_ptr<device::Event> copied;
+  };
+  static Offsets layout_of(const EngineOptions& options);
+
+  StepInputs(device::Backend& backend, const EngineOptions& options);
+  template <typename T>
+  T* host(int64_t offset) {
+    return reinterpret_cast<T*>(staging_->buffer.data() + offset);
+  }
+  void remember_tokens(const sched::StepPlan& plan);
+  void stage_run(const sched::SlotRun& run, const sched::Mirror& mirror);
+  void stage_new_tokens(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
+  void stage_sample(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
+  void pad(const sched::StepPlan& plan);
+  Tensor upload(int64_t offset, DType dtype, std::initializer_list<int64_t> shape, device::Stream& stream);
+
+  EngineOptions options_;
+  Offsets offsets_;
+  int64_t max_blocks_;
+  device::Buffer device_;
+  std::vector<device::Buffer> sample_index_;  // one a step in flight: sampled tokens may return much later
+  std::vector<Staging> stagings_;
+  Staging* staging_ = nullptr;
+  std::vector<int32_t>
+      known_tokens_;  // [max_num_seqs, max_model_len]: what plans brought, until it is staged
+  PreparedStep prepared_;
+  int64_t num_tokens_ = 0;
+  int64_t num_sequences_ = 0;
+  int64_t num_samples_ = 0;
+  int64_t num_new_ = 0;
+};
+
+}  // namespace llm_dist::engine
