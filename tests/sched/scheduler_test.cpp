@@ -1,0 +1,375 @@
+#include "src/sched/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+
+namespace llm_dist::sched {
+namespace {
+
+constexpr int32_t kEnd = 99;
+
+SchedulerOptions small_options() {
+  return {.num_blocks = 64,
+          .block_size = 4,
+          .max_num_seqs = 8,
+          .max_num_batched_tokens = 32,
+          .max_model_len = 64,
+          .max_steps_in_flight = 2};
+}
+
+SequenceRequest request_of(SequenceId id, int32_t prompt_len, int32_t max_tokens, int32_t priority = 0) {
+  SequenceRequest request{.id = id, .prompt = std::vector<int32_t>(static_cast<size_t>(prompt_len), 1)};
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.end_token_ids = {kEnd};
+  request.priority = priority;
+  request.arrival = TimePoint(std::chrono::microseconds(id));
+  return request;
+}
+
+// A scheduler with the oldest step's tokens at hand: 5 unless a test says otherwise.
+class Bench {
+ public:
+  explicit Bench(const SchedulerOptions& options) : scheduler(options) {}
+
+  void add(SequenceId id, int32_t prompt_len, int32_t max_tokens, int32_t priority = 0) {
+    const Status status = scheduler.add(request_of(id, prompt_len, max_tokens, priority));
+    ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+  bool schedule() {
+    if (!scheduler.schedule(plan)) return false;
+    num_samples.push_back(static_cast<size_t>(plan.num_samples()));
+    return true;
+  }
+  void retire(std::vector<int32_t> tokens) { scheduler.retire(++retired, tokens, events); }
+  void retire() { retire(std::vector<int32_t>(num_samples[retired], 5)); }
+  void step() {
+    ASSERT_TRUE(schedule());
+    while (scheduler.steps_in_flight() > 0) retire();
+  }
+
+  Scheduler scheduler;
+  StepPlan plan;
+  std::vector<TokenEvent> events;
+  std::vector<size_t> num_samples;  // of each step
+  uint64_t retired = 0;
+};
+
+std::vector<int32_t> counts_of(const StepPlan& plan) {
+  std::vector<int32_t> counts;
+  for (const SlotRun& run : plan.runs) counts.push_back(run.count);
+  return counts;
+}
+
+TEST(Scheduler, OptionsThatCannotGoTogetherAreNamed) {
+  SchedulerOptions options = small_options();
+  EXPECT_TRUE(validate(options).ok());
+  options.max_num_batched_tokens = 7;
+  EXPECT_EQ(validate(options).message(), "max_num_batched_tokens (7) must be at least max_num_seqs (8)");
+  options = small_options();
+  options.enable_chunked_prefill = false;
+  EXPECT_EQ(validate(options).code(), StatusCode::kInvalidArgument);
+  options.max_num_batched_tokens = 64;
+  EXPECT_TRUE(validate(options).ok());
+  options.block_size = 0;
+  EXPECT_EQ(validate(options).message(), "block_size is 0; it must be at least 1");
+}
+
+TEST(Scheduler, RequestsThatCanNeverRunAreRefusedWithTheNumbers) {
+  SchedulerOptions options = small_options();
+  options.num_blocks = 10;
+  options.max_num_waiting = 1;
+  Scheduler scheduler(options);
+  EXPECT_EQ(scheduler.add(request_of(1, 0, 4)).message(), "the prompt is empty");
+  EXPECT_NE(scheduler.add(request_of(1, 64, 4)).message().find("64 tokens"), std::string::npos);
+  EXPECT_EQ(scheduler.add(request_of(1, 4, 0)).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(scheduler.add(request_of(1, 30, 12)).message(),
+            "30 prompt tokens and up to 12 new ones do not fit in the KV cache of 40 tokens");
+  EXPECT_TRUE(scheduler.add(request_of(1, 30, 11)).ok());
+  EXPECT_EQ(scheduler.add(request_of(1, 4, 4)).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(scheduler.add(request_of(2, 4, 4)).code(), StatusCode::kResourceExhausted);
+}
+
+TEST(Scheduler, MaxTokensIsClippedByMaxModelLen) {
+  Bench bench(small_options());
+  bench.add(1, 61, std::numeric_limits<int32_t>::max());
+  std::vector<FinishReason> finishes;
+  while (!bench.scheduler.idle()) {
+    bench.step();
+    for (const TokenEvent& event : bench.events) finishes.push_back(event.finish);
+  }
+  EXPECT_EQ(finishes, (std::vector{FinishReason::kNone, FinishReason::kNone, FinishReason::kLength}));
+}
+
+TEST(Scheduler, DecodesGoFirstThenPromptChunksWithinTheBudget) {
+  Bench bench(small_options());
+  bench.add(1, 3, 20);
+  bench.step();
+  EXPECT_EQ(bench.events.at(0).id, 1u);
+  EXPECT_TRUE(bench.events.at(0).first);
+  bench.add(2, 40, 20);
+  bench.add(3, 5, 20);
+  bench.step();
+  EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 31}));
+  EXPECT_EQ(bench.plan.num_samples(), 1);  // the prompt is not through
+  bench.step();
+  EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 9, 5}));
+  EXPECT_EQ(bench.plan.num_samples(), 3);
+  EXPECT_EQ(bench.plan.runs[1].begin, 31);
+  EXPECT_EQ(bench.plan.starts.size(), 1u);
+  bench.step();
+  EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 1, 1}));
+  EXPECT_TRUE(bench.plan.tokens.empty());
+}
+
+TEST(Scheduler, WithoutChunksALongPromptGetsItsStep) {
+  SchedulerOptions options = small_options();
+  options.enable_chunked_prefill = false;
+  options.max_num_batched_tokens = 64;
+  Bench bench(options);
+  bench.add(1, 3, 50);
+  bench.step();
+  bench.add(2, 63, 1);
+  bench.add(3, 63, 1);
+  bench.step();
+  EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 63}));
+  bench.step();
+  EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 63}));
+  EXPECT_TRUE(bench.events.at(1).finish == FinishReason::kLength);
+}
+
+TEST(Scheduler, LookAheadReadsTheTokenOfTheStepInFlight) {
+  Bench bench(small_options());
+  bench.add(1, 4, 3);
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(bench.plan.needs_tokens_of, 0u);
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(bench.plan.needs_tokens_of, 1u);
+  EXPECT_EQ(bench.plan.runs.at(0).begin, 4);
+  EXPECT_EQ(bench.plan.runs.at(0).num_new_blocks, 1);
+  EXPECT_FALSE(bench.schedule());  // two steps in flight
+  bench.retire();
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(bench.plan.needs_tokens_of, 2u);
+  bench.retire();
+  EXPECT_FALSE(bench.schedule());  // max_tokens are in flight
+  EXPECT_EQ(bench.scheduler.stats().num_running, 1);
+  bench.retire();
+  EXPECT_EQ(bench.events.at(0).finish, FinishReason::kLength);
+  EXPECT_TRUE(bench.scheduler.idle());
+}
+
+TEST(Scheduler, EndTokenDropsTheTokenInFlightAndKeepsTheSlotUntilItRetires) {
+  Bench bench(small_options());
+  bench.add(1, 4, 20);
+  bench.add(2, 4, 20);
+  ASSERT_TRUE(bench.schedule());
+  const int32_t slot = bench.plan.runs.at(0).slot;
+  ASSERT_TRUE(bench.schedule());
+  bench.retire({kEnd, 5});
+  EXPECT_EQ(bench.events.at(0).token, kEnd);
+  EXPECT_EQ(bench.events.at(0).finish, FinishReason::kStop);
+  const int32_t num_free = bench.scheduler.stats().num_free_blocks;
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_TRUE(bench.plan.ended_slots.empty());  // step 2 still writes to it
+  EXPECT_EQ(bench.plan.runs.size(), 1u);
+  bench.retire({7, 8});
+  ASSERT_EQ(bench.events.size(), 1u);
+  EXPECT_EQ(bench.events[0].id, 2u);
+  EXPECT_EQ(bench.events[0].token, 8);
+  EXPECT_EQ(bench.events[0].sample_index, 1);
+  EXPECT_EQ(bench.scheduler.stats().num_free_blocks, num_free + 2);
+  bench.add(3, 4, 20);
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(bench.plan.ended_slots, std::vector<int32_t>{slot});
+  ASSERT_EQ(bench.plan.starts.size(), 1u);
+  EXPECT_EQ(bench.plan.starts[0].slot, slot);
+}
+
+TEST(Scheduler, EndTokensBeforeMinTokensDoNotEnd) {
+  Bench bench(small_options());
+  SequenceRequest request = request_of(1, 4, 20);
+  request.sampling.min_tokens = 2;
+  ASSERT_TRUE(bench.scheduler.add(request).ok());
+  ASSERT_TRUE(bench.schedule());
+  bench.retire({kEnd});
+  EXPECT_EQ(bench.events.at(0).finish, FinishReason::kNone);
+  ASSERT_TRUE(bench.schedule());
+  bench.retire({kEnd});
+  EXPECT_EQ(bench.events.at(0).finish, FinishReason::kStop);
+}
+
+TEST(Scheduler, CancelWorksInEveryState) {
+  SchedulerOptions options = small_options();
+  options.max_num_seqs = 1;
+  Bench bench(options);
+  bench.add(1, 4, 2);
+  bench.add(2, 4, 20);
+  bench.add(3, 4, 20);
+  EXPECT_FALSE(bench.scheduler.cancel(9));
+  EXPECT_TRUE(bench.scheduler.cancel(2));  // waits
+  EXPECT_FALSE(bench.scheduler.cancel(2));
+  ASSERT_TRUE(bench.schedule());
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_TRUE(bench.scheduler.cancel(1));  // its last token is in flight
+  EXPECT_FALSE(bench.scheduler.cancel(1));
+  bench.retire();
+  EXPECT_TRUE(bench.events.empty());
+  EXPECT_FALSE(bench.schedule());  // the slot is touched by step 2
+  bench.retire();
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_TRUE(bench.scheduler.cancel(3));  // runs
+  bench.retire();
+  EXPECT_TRUE(bench.events.empty());
+  EXPECT_TRUE(bench.scheduler.idle());
+  EXPECT_EQ(bench.scheduler.stats().num_free_blocks, 64);
+}
+
+// Four blocks of four tokens; each sequence wants all of them in the end.
+SchedulerOptions tight_options() {
+  SchedulerOptions options = small_options();
+  options.num_blocks = 4;
+  return options;
+}
+
+TEST(Scheduler, OutOfBlocksTheLatestGoesBackAndLosesNothing) {
+  Bench bench(tight_options());
+  bench.add(1, 4, 12);
+  bench.add(2, 4, 12);
+  std::vector<SequenceId> finished;
+  std::map<SequenceId, int32_t> num_tokens;
+  bool resumed = false;
+  while (!bench.scheduler.idle()) {
+    bench.step();
+    for (const SlotStart& start : bench.plan.starts) {
+      if (start.num_tokens == start.prompt_len) continue;
+      resumed = true;
+      EXPECT_EQ(start.prompt_len, 4);
+      EXPECT_EQ(start.num_tokens, 4 + num_tokens[2]);
+    }
+    for (const TokenEvent& event : bench.events) {
+      ++num_tokens[event.id];
+      if (event.finish != FinishReason::kNone) finished.push_back(event.id);
+    }
+  }
+  EXPECT_TRUE(resumed);
+  EXPECT_EQ(finished, (std::vector<SequenceId>{1, 2}));
+  EXPECT_EQ(num_tokens[1], 12);
+  EXPECT_EQ(num_tokens[2], 12);
+  EXPECT_EQ(bench.scheduler.stats().num_preemptions, 1u);
+}
+
+TEST(Scheduler, TokensInFlightOfAPreemptedSequenceCount) {
+  Bench bench(tight_options());
+  bench.add(1, 7, 9);
+  bench.add(2, 7, 9);
+  ASSERT_TRUE(bench.schedule());  // 2 × 2 blocks
+  ASSERT_TRUE(bench.schedule());  // position 7, the last of the second block
+  bench.retire();
+  ASSERT_FALSE(bench.schedule());  // 1 needs a block: 2 has to go, but step 2 runs with it
+  EXPECT_EQ(bench.scheduler.stats().num_preemptions, 1u);
+  EXPECT_EQ(bench.scheduler.stats().num_free_blocks, 0);
+  ASSERT_FALSE(bench.schedule());  // and it waits, without preempting more
+  EXPECT_EQ(bench.scheduler.stats().num_preemptions, 1u);
+  bench.retire({5, 6});
+  ASSERT_EQ(bench.events.size(), 2u);
+  EXPECT_EQ(bench.events[1].id, 2u);
+  EXPECT_EQ(bench.events[1].token, 6);
+  EXPECT_EQ(bench.scheduler.stats().num_waiting, 1);
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(bench.plan.ended_slots.size(), 1u);
+  EXPECT_EQ(bench.plan.runs.size(), 1u);
+}
+
+TEST(Scheduler, PreemptedSequenceMayFinishWithItsTokenInFlight) {
+  Bench bench(tight_options());
+  bench.add(1, 7, 9);
+  bench.add(2, 7, 9);
+  ASSERT_TRUE(bench.schedule());
+  ASSERT_TRUE(bench.schedule());
+  bench.retire();
+  ASSERT_FALSE(bench.schedule());
+  bench.retire({5, kEnd});
+  EXPECT_EQ(bench.events.at(1).finish, FinishReason::kStop);
+  EXPECT_EQ(bench.scheduler.stats().num_waiting, 0);
+  while (!bench.scheduler.idle()) bench.step();
+  EXPECT_EQ(bench.scheduler.stats().num_free_blocks, 4);
+}
+
+TEST(Scheduler, PriorityPolicyStartsAndKeepsTheUrgent) {
+  SchedulerOptions options = small_options();
+  options.policy = SchedulingPolicy::kPriority;
+  options.max_num_seqs = 2;
+  Bench bench(options);
+  bench.add(1, 4, 9, 2);
+  bench.add(2, 4, 9, 0);
+  bench.add(3, 4, 9, 1);
+  bench.step();
+  std::vector<SequenceId> ids;
+  for (const TokenEvent& event : bench.events) ids.push_back(event.id);
+  EXPECT_EQ(ids, (std::vector<SequenceId>{2, 3}));
+}
+
+TEST(Scheduler, MicroBatchesAreBalancedAndTakeTurns) {
+  SchedulerOptions options = small_options();
+  options.num_micro_batches = 3;
+  options.max_steps_in_flight = 4;
+  Bench bench(options);
+  for (SequenceId id = 1; id <= 8; ++id) bench.add(id, 2, 40);
+  bench.step();
+  std::vector<int32_t> last_in(8, -1);
+  for (int32_t step = 0; step < 12; ++step) {
+    if (bench.scheduler.steps_in_flight() == 4) bench.retire();
+    ASSERT_TRUE(bench.schedule());
+    EXPECT_LE(bench.plan.runs.size(), 3u);
+    EXPECT_GE(bench.plan.runs.size(), 2u);
+    for (const SlotRun& run : bench.plan.runs) {
+      int32_t& last = last_in[static_cast<size_t>(run.slot)];
+      if (last >= 0) {
+        EXPECT_LE(step - last, 3);
+      }
+      last = step;
+    }
+  }
+}
+
+TEST(Scheduler, ChunksOfOnePromptFollowEachOtherInFlight) {
+  SchedulerOptions options = small_options();
+  options.max_num_batched_tokens = 16;
+  options.num_micro_batches = 2;
+  options.max_steps_in_flight = 3;
+  Bench bench(options);
+  bench.add(1, 40, 4);
+  for (const int32_t begin : {0, 16, 32}) {
+    ASSERT_TRUE(bench.schedule());
+    EXPECT_EQ(bench.plan.runs.at(0).begin, begin);
+    EXPECT_EQ(bench.plan.needs_tokens_of, 0u);
+  }
+  EXPECT_EQ(bench.plan.num_samples(), 1);
+}
+
+TEST(Scheduler, StatsTellHowMuchOfTheAllocatedBlocksIsUsed) {
+  Bench bench(small_options());
+  bench.add(1, 5, 20);
+  bench.step();
+  SchedulerStats stats = bench.scheduler.stats();
+  EXPECT_EQ(stats.allocated_kv_tokens, 8);
+  EXPECT_EQ(stats.used_kv_tokens, 5);
+  EXPECT_EQ(stats.prompt_tokens_total, 5u);
+  EXPECT_EQ(stats.generation_tokens_total, 1u);
+  EXPECT_EQ(stats.num_running, 1);
+  EXPECT_EQ(stats.num_free_blocks, 62);
+}
+
+TEST(SchedulerDeathTest, RetiringOutOfOrderIsABug) {
+  Bench bench(small_options());
+  bench.add(1, 4, 4);
+  ASSERT_TRUE(bench.schedule());
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_DEATH(bench.scheduler.retire(2, std::vector<int32_t>{5}, bench.events), "retires after");
+  EXPECT_DEATH(bench.scheduler.retire(1, std::vector<int32_t>{}, bench.events), "num_samples");
+}
+
+}  // namespace
+}  // namespace llm_dist::sched
