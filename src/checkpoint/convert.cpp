@@ -1,0 +1,69 @@
+#include "src/checkpoint/convert.h"
+
+#include <filesystem>
+#include <vector>
+
+#include "src/checkpoint/hf_config.h"
+#include "src/checkpoint/hf_tokenizer.h"
+#include "src/checkpoint/quantize.h"
+#include "src/checkpoint/safetensors.h"
+
+namespace llm_dist::checkpoint {
+namespace {
+
+Status write_text(const std::string& path, const std::string& text) {
+  FileWriter writer(path);
+  writer.write(text.data(), static_cast<int64_t>(text.size()));
+  return writer.finish();
+}
+
+TensorToWrite converted(const Checkpoint& checkpoint, const TensorInfo& tensor, DType dtype) {
+  bool vector = tensor.cols == 1;
+  TensorToWrite out{.name = tensor.name, .dtype = dtype, .shape = {tensor.rows}, .fill = {}};
+  if (!vector) out.shape.push_back(tensor.cols);
+  out.fill = [&checkpoint, &tensor, dtype](int64_t row, int64_t count, std::byte* destination) -> Status {
+    std::vector<std::byte> stored(static_cast<size_t>(count * tensor.row_bytes()));
+    std::vector<float> values(static_cast<size_t>(tensor.cols));
+    SliceRequest request{.name = tensor.name,
+                         .row_begin = row,
+                         .row_count = count,
+                         .col_count = tensor.cols,
+                         .destination = stored.data()};
+    RETURN_IF_ERROR(
+        checkpoint.read(std::span(&request, 1), {.threads = 1, .progress = {}, .stop = {}}).status());
+    for (int64_t i = 0; i < count; ++i) {
+      dequantize_row(tensor.scheme, stored.data() + i * tensor.row_bytes(), values.data(), tensor.cols);
+      quantize_row(
+          scheme_of(dtype), values.data(), destination + i * tensor.cols * dtype_bytes(dtype), tensor.cols);
+    }
+    return ok_status();
+  };
+  return out;
+}
+
+Status write_tokenizer(const TokenizerSpec& spec, const std::string& directory) {
+  if (spec.tokenizer_json.empty() && spec.tokens.empty()) return ok_status();
+  ASSIGN_OR_RETURN(const TokenizerTexts texts, tokenizer_json_from_gguf(spec));
+  RETURN_IF_ERROR(write_text(directory + "/tokenizer.json", texts.tokenizer_json));
+  return write_text(directory + "/tokenizer_config.json", texts.tokenizer_config_json);
+}
+
+}  // namespace
+
+Status convert_to_hf(const Checkpoint& checkpoint, const std::string& directory, DType dtype) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) return failed_precondition(format("{}: {}", directory, error.message()));
+  ModelConfig config = checkpoint.config();
+  config.torch_dtype = dtype;
+  ASSIGN_OR_RETURN(const HfConfigTexts texts, write_hf_config(config));
+  std::vector<TensorToWrite> tensors;
+  for (const TensorInfo& tensor : checkpoint.tensors())
+    tensors.push_back(converted(checkpoint, tensor, dtype));
+  RETURN_IF_ERROR(write_safetensors(directory + "/model.safetensors", tensors, {{"format", "pt"}}));
+  RETURN_IF_ERROR(write_tokenizer(checkpoint.tokenizer(), directory));
+  RETURN_IF_ERROR(write_text(directory + "/generation_config.json", texts.generation_config_json));
+  return write_text(directory + "/config.json", texts.config_json);
+}
+
+}  // namespace llm_dist::checkpoint

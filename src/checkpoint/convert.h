@@ -1,0 +1,17 @@
+// Converting a checkpoint to a Hugging Face directory of dense weights.
+#pragma once
+
+#include <string>
+
+#include "src/base/dtype.h"
+#include "src/base/status.h"
+#include "src/checkpoint/checkpoint.h"
+
+namespace llm_dist::checkpoint {
+
+// Writes config.json, generation_config.json, model.safetensors (every tensor as `dtype`: f32, bf16 or f16),
+// tokenizer.json and tokenizer_config.json into `directory`, which is made where it is missing. Weights
+// stream through, a few MiB at a time. A checkpoint without a tokenizer gives none.
+Status convert_to_hf(const Checkpoint& checkpoint, const std::string& directory, DType dtype);
+
+}  // namespace llm_dist::checkpoint

@@ -1,0 +1,19 @@
+// Conversions between stored rows (WeightScheme) and float: the slow, obvious reference that kernels are
+// tested against, and what converting a checkpoint uses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/base/weight.h"
+
+namespace llm_dist::checkpoint {
+
+// k values of one stored row to float; k is a multiple of the scheme's block.
+void dequantize_row(WeightScheme scheme, const std::byte* row, float* out, int64_t k);
+
+// k floats to one stored row, nearest value of each block (q8_0: d = max|x| / 127; q4_0: d = the value of
+// largest magnitude / −8; q4_1: d = (max − min) / 15, m = min), as GGUF's reference encoder defines them.
+void quantize_row(WeightScheme scheme, const float* values, std::byte* row, int64_t k);
+
+}  // namespace llm_dist::checkpoint

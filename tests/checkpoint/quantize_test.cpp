@@ -1,0 +1,88 @@
+#include "src/checkpoint/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace llm_dist::checkpoint {
+namespace {
+
+std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
+  std::vector<std::byte> bytes;
+  for (int value : values) bytes.push_back(static_cast<std::byte>(value));
+  return bytes;
+}
+
+// f16: 0x3800 is 0.5, 0xbc00 is −1.
+TEST(Quantize, Q4_1BlockByHand) {
+  auto block = bytes_of({0x00, 0x38, 0x00, 0xbc});
+  for (int i = 0; i < 16; ++i) block.push_back(static_cast<std::byte>(i | ((15 - i) << 4)));
+  std::vector<float> out(32);
+  dequantize_row(WeightScheme::kQ4_1, block.data(), out.data(), 32);
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_EQ(out[static_cast<size_t>(i)], 0.5f * static_cast<float>(i) - 1.0f);
+    EXPECT_EQ(out[static_cast<size_t>(i + 16)], 0.5f * static_cast<float>(15 - i) - 1.0f);
+  }
+}
+
+TEST(Quantize, Q4_0BlockByHand) {
+  auto block = bytes_of({0x00, 0x38});
+  for (int i = 0; i < 16; ++i) block.push_back(static_cast<std::byte>(i));
+  std::vector<float> out(32);
+  dequantize_row(WeightScheme::kQ4_0, block.data(), out.data(), 32);
+  EXPECT_EQ(out[0], -4.0f);
+  EXPECT_EQ(out[15], 3.5f);
+  EXPECT_EQ(out[31], -4.0f);
+}
+
+TEST(Quantize, Q8_0BlockByHand) {
+  auto block = bytes_of({0x00, 0xbc});
+  for (int i = 0; i < 32; ++i) block.push_back(static_cast<std::byte>(static_cast<int8_t>(i * 8 - 128)));
+  std::vector<float> out(32);
+  dequantize_row(WeightScheme::kQ8_0, block.data(), out.data(), 32);
+  EXPECT_EQ(out[0], 128.0f);
+  EXPECT_EQ(out[31], -120.0f);
+}
+
+// A round trip errs by half a step of its block at most.
+TEST(Quantize, RoundTripIsWithinHalfAStep) {
+  constexpr int64_t kValues = 96;
+  std::vector<float> values(kValues);
+  for (int64_t i = 0; i < kValues; ++i)
+    values[static_cast<size_t>(i)] = std::sin(static_cast<float>(i) * 1.7f) * static_cast<float>(1 + i / 32);
+  struct Case {
+    WeightScheme scheme;
+    double steps;  // of a range [−a, a] in the largest block, a = 3
+  };
+  for (Case c : {Case{WeightScheme::kF32, 1e9},
+                 Case{WeightScheme::kF16, 4096},
+                 Case{WeightScheme::kBF16, 512},
+                 Case{WeightScheme::kQ8_0, 254},
+                 Case{WeightScheme::kQ4_0, 16},
+                 Case{WeightScheme::kQ4_1, 15}}) {
+    std::vector<std::byte> row(static_cast<size_t>(row_bytes(c.scheme, kValues)));
+    std::vector<float> back(kValues);
+    quantize_row(c.scheme, values.data(), row.data(), kValues);
+    dequantize_row(c.scheme, row.data(), back.data(), kValues);
+    // q4_0 has no code for +max: the value opposite the extreme errs by a whole step.
+    double tolerance = 6.0 / c.steps * (c.scheme == WeightScheme::kQ4_0 ? 1.0 : 0.51) + 1e-3 * 3;
+    for (size_t i = 0; i < values.size(); ++i)
+      EXPECT_NEAR(values[i], back[i], tolerance) << to_string(c.scheme) << " " << i;
+  }
+}
+
+TEST(Quantize, ConstantBlocksSurvive) {
+  std::vector<float> ones(32, 1.0f);
+  std::vector<float> back(32);
+  for (auto scheme : {WeightScheme::kQ8_0, WeightScheme::kQ4_0, WeightScheme::kQ4_1}) {
+    std::vector<std::byte> row(static_cast<size_t>(row_bytes(scheme, 32)));
+    quantize_row(scheme, ones.data(), row.data(), 32);
+    dequantize_row(scheme, row.data(), back.data(), 32);
+    for (float value : back) EXPECT_NEAR(value, 1.0f, 1e-3f) << to_string(scheme);
+  }
+}
+
+}  // namespace
+}  // namespace llm_dist::checkpoint
