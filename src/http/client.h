@@ -18,14 +18,14 @@ namespace llm_dist::http {
 struct ClientRequest {
   std::string method = "GET";
   // "http://host:port/path?query", "https://…", or "http+unix://%2Fpath%2Fto%2Fsocket/path".
-  std::string url;
-  Headers headers;  // Host, Content-Length and Connection are added
-  std::string body;
+  std::string url = {};
+  Headers headers = {};  // Host, Content-Length and Connection are added
+  std::string body = {};
 };
 
 struct ClientOptions {
   // https: a PEM file to trust instead of the system's certificates.
-  std::string tls_ca_file;
+  std::string tls_ca_file = {};
   size_t max_header_bytes = 64 << 10;
   uint64_t max_body_bytes = uint64_t{1} << 30;
 };

@@ -237,18 +237,20 @@ asio::awaitable<bool> Connection::respond(const RequestParser& parser, Request r
 }
 
 // Moves the response to the socket until it is out. False: the client is gone or was cut off.
+// No switch here: gcc 12 miscompiles a co_await inside one.
 asio::awaitable<bool> Connection::pump(Exchange& exchange) {
   while (true) {
-    switch (exchange.next(outbound_)) {
-      case Exchange::Next::kDone: co_return true;
-      case Exchange::Next::kAbort: co_return false;
-      case Exchange::Next::kWrite:
-        if (!co_await write_all(outbound_)) co_return false;
-        break;
-      case Exchange::Next::kWait: co_await wait(TimePoint::max()); break;
+    const Exchange::Next next = exchange.next(outbound_);
+    if (next == Exchange::Next::kDone) co_return true;
+    if (next == Exchange::Next::kAbort) co_return false;
+    if (next == Exchange::Next::kWait) {
+      co_await wait(TimePoint::max());
+    } else {
+      bool written = co_await write_all(outbound_);
+      if (!written) co_return false;
     }
-    if (peer_closed_ && !exchange.ended()) co_return false;
-    if (closed_) co_return false;
+    const bool gone = peer_closed_ && !exchange.ended();
+    if (gone || closed_) co_return false;
   }
 }
 

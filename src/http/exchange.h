@@ -17,7 +17,7 @@ struct ExchangeTraits {
   bool http_1_0 = false;
   bool keep_alive = true;
   size_t max_queue_bytes = 0;
-  ErrorRenderer render_error;
+  ErrorRenderer render_error = plain_error;
 };
 
 class Exchange {

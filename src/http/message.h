@@ -55,8 +55,8 @@ struct Request {
 struct Response {
   int status = 200;
   std::string content_type = "application/json";
-  Headers headers;
-  std::string body;
+  Headers headers = {};
+  std::string body = {};
 };
 
 // Makes the body of an error that the server itself reports (404, 413, ...). This folder knows no JSON.

@@ -62,7 +62,7 @@ bool eventually(Condition condition) {
 }
 
 inline Response text(std::string body, int status = 200) {
-  return {.status = status, .content_type = "text/plain", .headers = {}, .body = std::move(body)};
+  return {.status = status, .content_type = "text/plain", .body = std::move(body)};
 }
 
 }  // namespace llm_dist::http
