@@ -3,3 +3,5 @@
 list(APPEND CMAKE_PREFIX_PATH ${LLM_DIST_DEPS_DIR}/onednn)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(Boost 1.81 REQUIRED)
+find_package(OpenSSL 3 REQUIRED)

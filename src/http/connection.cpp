@@ -1,0 +1,328 @@
+#include "src/http/connection.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_awaitable.hpp>
+
+#include "src/base/log.h"
+
+namespace llm_dist::http {
+namespace {
+
+constexpr auto kResult = asio::as_tuple(asio::use_awaitable);
+// How long a refused client may go on sending before its connection is reset.
+constexpr Duration kLingerTime = std::chrono::seconds(1);
+
+}  // namespace
+
+void ServerCore::enter(std::shared_ptr<Connection> connection) {
+  std::lock_guard lock(mutex_);
+  open_.insert(std::move(connection));
+}
+
+void ServerCore::leave(const std::shared_ptr<Connection>& connection) {
+  std::lock_guard lock(mutex_);
+  open_.erase(connection);
+  left_.notify_all();
+}
+
+size_t ServerCore::num_connections() const {
+  std::lock_guard lock(mutex_);
+  return open_.size();
+}
+
+std::vector<std::shared_ptr<Connection>> ServerCore::connections() const {
+  std::lock_guard lock(mutex_);
+  return {open_.begin(), open_.end()};
+}
+
+bool ServerCore::wait_until_empty(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return left_.wait_until(lock, deadline.when(), [&] { return open_.empty(); });
+}
+
+Connection::Connection(std::unique_ptr<Transport> transport,
+                       asio::any_io_executor executor,
+                       std::string peer,
+                       std::shared_ptr<ServerCore> core)
+    : transport_(std::move(transport)),
+      executor_(std::move(executor)),
+      peer_(std::move(peer)),
+      core_(std::move(core)),
+      signal_(executor_),
+      room_(executor_),
+      watchdog_(executor_) {}
+
+void Connection::start(bool overloaded) {
+  core_->enter(shared_from_this());
+  asio::co_spawn(executor_, run(overloaded), asio::detached);
+}
+
+void Connection::drain() {
+  asio::post(executor_, [self = shared_from_this()] {
+    if (self->exchange_) self->exchange_->close_after();
+    if (self->idle_ && self->inbound_.empty()) self->close();
+  });
+}
+
+void Connection::abort() {
+  asio::post(executor_, [self = shared_from_this()] { self->close(); });
+}
+
+asio::awaitable<void> Connection::run(bool overloaded) {
+  auto self = shared_from_this();
+  try {
+    co_await serve(overloaded);
+  } catch (const std::exception& error) {
+    log_error("http connection of {} failed: {}", peer_, error.what());
+  }
+  if (exchange_) exchange_->disconnect();
+  exchange_.reset();
+  close();
+  core_->leave(self);
+}
+
+asio::awaitable<void> Connection::serve(bool overloaded) {
+  if (!co_await handshake()) co_return;
+  asio::co_spawn(executor_, [self = shared_from_this()] { return self->read_loop(); }, asio::detached);
+  bool again = true;
+  for (bool first = true; again && !closed_; first = false) {
+    RequestParser parser({core_->options.max_header_bytes, core_->options.max_body_bytes});
+    Outcome outcome = co_await read_request(parser, first);
+    if (outcome == Outcome::kRequest && overloaded) {
+      refusal_ = {503, "too many connections"};
+      outcome = Outcome::kRefused;
+    }
+    if (outcome == Outcome::kRefused) co_await refuse(refusal_);
+    if (outcome != Outcome::kRequest) co_return;
+    again = co_await respond(parser, std::move(parser.request()));
+  }
+  if (!closed_) co_await linger();
+}
+
+asio::awaitable<bool> Connection::handshake() {
+  arm_watchdog(core_->options.header_timeout);
+  ErrorCode error = co_await transport_->handshake();
+  watchdog_.cancel();
+  if (error) log_debug("TLS handshake with {} failed: {}", peer_, error.message());
+  co_return !error;
+}
+
+asio::awaitable<void> Connection::read_loop() {
+  // Room for a whole header, which the parser takes in one piece, and for some of what follows it.
+  const size_t max_inbound = core_->options.max_header_bytes + read_buffer_.size();
+  while (true) {
+    while (inbound_.size() >= max_inbound && !discarding_ && !closed_) {
+      room_.expires_at(TimePoint::max());
+      co_await room_.async_wait(kResult);
+    }
+    if (closed_) co_return;
+    IoResult result = co_await transport_->read_some(asio::buffer(read_buffer_));
+    if (result.error) break;
+    if (!discarding_) inbound_.append(read_buffer_.data(), result.bytes);
+    notify();
+  }
+  on_read_end();
+}
+
+void Connection::on_read_end() {
+  peer_closed_ = true;
+  // A response that is complete may still reach a client that only closed its sending side; a pending one
+  // counts as abandoned.
+  if (exchange_ && !exchange_->ended()) close();
+  notify();
+}
+
+asio::awaitable<Connection::Outcome> Connection::wait_for_first_byte(bool first) {
+  const ServerOptions& options = core_->options;
+  const TimePoint deadline = Clock::now() + (first ? options.header_timeout : options.idle_timeout);
+  idle_ = true;
+  while (inbound_.empty()) {
+    if (peer_closed_ || closed_ || (core_->draining && !first)) co_return Outcome::kGone;
+    if (!co_await wait(deadline)) co_return Outcome::kGone;
+  }
+  idle_ = false;
+  co_return Outcome::kRequest;
+}
+
+asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& parser, bool first) {
+  if (co_await wait_for_first_byte(first) != Outcome::kRequest) co_return Outcome::kGone;
+  TimePoint deadline = Clock::now() + core_->options.header_timeout;
+  bool in_body = false;
+  while (true) {
+    feed(parser);
+    if (refusal_.status != 0) co_return Outcome::kRefused;
+    if (parser.done()) co_return Outcome::kRequest;
+    if (parser.header_done() && !in_body) {
+      in_body = true;
+      deadline = Clock::now() + core_->options.body_timeout;
+      if (!co_await continue_if_expected(parser, parser.request())) co_return Outcome::kRefused;
+    }
+    if (peer_closed_ || closed_) co_return Outcome::kGone;
+    if (!co_await wait(deadline)) {
+      refusal_ = {408, in_body ? "the request body took too long" : "the request header took too long"};
+      co_return Outcome::kRefused;
+    }
+  }
+}
+
+void Connection::feed(RequestParser& parser) {
+  // One call may stop between header and body.
+  while (!inbound_.empty() && !parser.done()) {
+    size_t taken = parser.feed(inbound_);
+    inbound_.erase(0, taken);
+    if (taken == 0 || parser.error().status != 0) break;
+  }
+  refusal_ = parser.error();
+  bool stuck = !parser.done() && refusal_.status == 0 && inbound_.size() > core_->options.max_header_bytes;
+  if (stuck) refusal_ = {431, "a header line, chunk line or trailer is too large"};
+  room_.cancel();
+}
+
+// False, with refusal_ set, when the client expects something else than a 100.
+asio::awaitable<bool> Connection::continue_if_expected(const RequestParser& parser, const Request& request) {
+  const std::string* expected = request.headers.find("Expect");
+  if (!expected || parser.http_1_0()) co_return true;
+  if (!equals_ignoring_case(*expected, "100-continue")) {
+    refusal_ = {417, "the only expectation served is 100-continue"};
+    co_return false;
+  }
+  // A failed write shows up as a closed connection in the caller's loop.
+  co_await write_all("HTTP/1.1 100 Continue\r\n\r\n");
+  co_return true;
+}
+
+std::shared_ptr<Exchange> Connection::make_exchange(const RequestParser& parser, const Request& request) {
+  ExchangeTraits traits{.head_request = request.method == "HEAD",
+                        .http_1_0 = parser.http_1_0(),
+                        .keep_alive = parser.keep_alive() && !core_->draining,
+                        .max_queue_bytes = core_->options.max_write_queue_bytes,
+                        .render_error = core_->options.render_error};
+  auto wake = [weak = weak_from_this(), executor = executor_] {
+    asio::post(executor, [weak] {
+      if (auto self = weak.lock()) self->on_wake();
+    });
+  };
+  return std::make_shared<Exchange>(std::move(traits), std::move(wake));
+}
+
+void Connection::call_handler(Request request, const std::shared_ptr<Exchange>& exchange) {
+  auto writer = std::make_shared<ResponseWriter>(exchange);
+  std::string what = format("{} {}", request.method, request.path);
+  try {
+    core_->handler(std::move(request), std::move(writer));
+  } catch (const std::exception& error) {
+    // The writer, dropped on the way here, has sent a 500 already if nobody else holds it.
+    log_error("http handler of {} threw: {}", what, error.what());
+  }
+}
+
+// Whether the connection is good for another request.
+asio::awaitable<bool> Connection::respond(const RequestParser& parser, Request request) {
+  request.peer = peer_;
+  exchange_ = make_exchange(parser, request);
+  call_handler(std::move(request), exchange_);
+  bool whole = co_await pump(*exchange_);
+  if (whole) {
+    exchange_->detach();
+  } else {
+    close();
+    exchange_->disconnect();
+  }
+  bool again = whole && exchange_->keep_alive();
+  exchange_.reset();
+  co_return again;
+}
+
+// Moves the response to the socket until it is out. False: the client is gone or was cut off.
+// No switch here: gcc 12 miscompiles a co_await inside one.
+asio::awaitable<bool> Connection::pump(Exchange& exchange) {
+  while (true) {
+    const Exchange::Next next = exchange.next(outbound_);
+    if (next == Exchange::Next::kDone) co_return true;
+    if (next == Exchange::Next::kAbort) co_return false;
+    if (next == Exchange::Next::kWait) {
+      co_await wait(TimePoint::max());
+    } else {
+      bool written = co_await write_all(outbound_);
+      if (!written) co_return false;
+    }
+    const bool gone = peer_closed_ && !exchange.ended();
+    if (gone || closed_) co_return false;
+  }
+}
+
+void Connection::on_wake() {
+  if (exchange_ && exchange_->must_abort()) close();
+  notify();
+}
+
+asio::awaitable<void> Connection::refuse(const ParseError& error) {
+  Exchange exchange({.keep_alive = false, .render_error = core_->options.render_error}, nullptr);
+  Response response = core_->options.render_error(error.status, error.message);
+  if (error.status == 503) response.headers.set("Retry-After", "1");
+  (void)exchange.send(response);
+  if (co_await pump(exchange)) co_await linger();
+}
+
+// Closing with unread input resets the connection, and a reset may overtake the response. So: say that
+// nothing follows, and throw away what still comes for a while.
+asio::awaitable<void> Connection::linger() {
+  discarding_ = true;
+  inbound_.clear();
+  room_.cancel();
+  arm_watchdog(kLingerTime);
+  co_await transport_->finish_writing();
+  const TimePoint deadline = Clock::now() + kLingerTime;
+  while (!peer_closed_ && !closed_)
+    if (!co_await wait(deadline)) break;
+}
+
+asio::awaitable<bool> Connection::write_all(std::string_view bytes) {
+  while (!bytes.empty() && !closed_) {
+    arm_watchdog(core_->options.write_timeout);
+    IoResult result = co_await transport_->write_some(asio::buffer(bytes.data(), bytes.size()));
+    watchdog_.cancel();
+    if (result.error) {
+      close();
+      co_return false;
+    }
+    bytes.remove_prefix(result.bytes);
+  }
+  co_return bytes.empty();
+}
+
+asio::awaitable<bool> Connection::wait(TimePoint deadline) {
+  // Also when bytes keep coming: a client that drips is late all the same.
+  if (deadline != TimePoint::max() && Clock::now() >= deadline) co_return false;
+  if (!signalled_) {
+    signal_.expires_at(deadline);
+    co_await signal_.async_wait(kResult);
+  }
+  co_return std::exchange(signalled_, false);
+}
+
+void Connection::notify() {
+  signalled_ = true;
+  signal_.cancel();
+}
+
+void Connection::close() {
+  if (std::exchange(closed_, true)) return;
+  watchdog_.cancel();
+  transport_->close();
+  room_.cancel();
+  notify();
+}
+
+void Connection::arm_watchdog(Duration after) {
+  watchdog_.expires_after(after);
+  watchdog_.async_wait([weak = weak_from_this()](ErrorCode error) {
+    if (error) return;
+    if (auto self = weak.lock()) self->close();
+  });
+}
+
+}  // namespace llm_dist::http

@@ -1,0 +1,136 @@
+// What a client cannot make the server do: grow, wait or hang.
+#include <mutex>
+#include <thread>
+
+#include "tests/http/raw_client.h"
+
+namespace llm_dist::http {
+namespace {
+
+void ok(const Request&, const std::shared_ptr<ResponseWriter>& writer) { writer->send(text("ok")); }
+
+ServerOptions quick() {
+  ServerOptions options;
+  options.header_timeout = options.body_timeout = options.idle_timeout = std::chrono::milliseconds(100);
+  return options;
+}
+
+TEST(Limits, BodyTooLargeIs413WhileTheClientIsStillSending) {
+  ServerOptions options;
+  options.max_body_bytes = 1000;
+  options.render_error = [](int status, const std::string& message) { return text("E:" + message, status); };
+  auto server = start(ok, options);
+  auto response =
+      request({.method = "POST", .url = server->url(), .body = std::string(8 << 20, 'x')}, soon());
+  ASSERT_TRUE(response.ok()) << response.status().to_string();
+  EXPECT_EQ(response->status, 413);
+  EXPECT_EQ(response->body.substr(0, 2), "E:");
+  EXPECT_EQ(request({.method = "POST", .url = server->url(), .body = std::string(1000, 'x')}, soon())->status,
+            200);
+}
+
+TEST(Limits, HeaderFloodIs431) {
+  ServerOptions options;
+  options.max_header_bytes = 2000;
+  auto server = start(ok, options);
+  for (bool one_line : {true, false}) {
+    RawClient client(server->port());
+    client.send("GET / HTTP/1.1\r\nHost: h\r\n");
+    for (int i = 0; i < 1000; ++i)
+      if (!client.send(one_line ? "X-Flood: aaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+                                : "X-Flood: aaaaaaaaaaaaaaaaaaaaa\r\n"))
+        break;
+    EXPECT_EQ(client.read_until("\r\n\r\n").substr(0, 12), "HTTP/1.1 431") << one_line;
+  }
+}
+
+TEST(Limits, EndlessChunkLineAndTrailersAreRefused) {
+  ServerOptions options;
+  options.max_header_bytes = 2000;
+  auto server = start(ok, options);
+  for (const char* start_of_body : {"5;ext=", "0\r\nTrailer: "}) {
+    RawClient client(server->port());
+    client.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+    client.send(start_of_body);
+    client.send(std::string(40000, 'a'));
+    EXPECT_EQ(client.read_until("\r\n\r\n").substr(0, 11), "HTTP/1.1 43") << start_of_body;
+  }
+}
+
+TEST(Limits, ASlowHeaderIs408EvenIfItKeepsDripping) {
+  auto server = start(ok, quick());
+  RawClient client(server->port());
+  auto begin = Clock::now();
+  client.send("GET / HTTP/1.1\r\n");
+  while (seconds_between(begin, Clock::now()) < 3 && client.send("X"))
+    if (!client.read_until("\r\n\r\n").empty()) break;
+  EXPECT_LT(seconds_between(begin, Clock::now()), 2.5);
+}
+
+TEST(Limits, TimeoutsOfHeaderBodyAndIdleConnections) {
+  auto server = start(ok, quick());
+  RawClient header(server->port()), body(server->port()), silent(server->port()), idle(server->port());
+  header.send("GET / HTTP/1.1\r\nHo");
+  body.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nabc");
+  idle.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+  EXPECT_EQ(header.read_to_end().substr(0, 12), "HTTP/1.1 408");
+  EXPECT_EQ(body.read_to_end().substr(0, 12), "HTTP/1.1 408");
+  EXPECT_EQ(silent.read_to_end(), "");
+  EXPECT_TRUE(silent.closed());
+  EXPECT_EQ(idle.read_to_end().substr(0, 12), "HTTP/1.1 200");
+  EXPECT_TRUE(idle.closed());
+}
+
+TEST(Limits, MalformedRequestsAre400AndClose) {
+  auto server = start(ok);
+  for (const char* bytes :
+       {"nonsense\r\n\r\n",
+        "GET / HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"}) {
+    RawClient client(server->port());
+    client.send(bytes);
+    std::string all = client.read_to_end();
+    EXPECT_EQ(all.substr(0, 12), "HTTP/1.1 400") << bytes;
+    EXPECT_EQ(all.find("200 OK"), std::string::npos) << all;
+    EXPECT_TRUE(client.closed());
+  }
+  EXPECT_EQ(request(get(*server, "/"), soon())->status, 200);
+}
+
+TEST(Limits, TooManyConnectionsAre503) {
+  ServerOptions options;
+  options.max_connections = 2;
+  auto server = start(ok, options);
+  auto one = std::make_unique<RawClient>(server->port());
+  RawClient two(server->port());
+  for (RawClient* client : {one.get(), &two}) {
+    client->send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+    client->read_until("ok");
+  }
+  auto refused = request(get(*server, "/"), soon());
+  ASSERT_TRUE(refused.ok()) << refused.status().to_string();
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_NE(refused->headers.find("Retry-After"), nullptr);
+  one.reset();
+  EXPECT_TRUE(eventually([&] { return request(get(*server, "/"), soon())->status == 200; }));
+}
+
+TEST(Limits, AClientThatNeverReadsAWholeResponseIsCutOff) {
+  ServerOptions options;
+  options.write_timeout = std::chrono::milliseconds(100);
+  auto server = start(
+      [](const Request&, const std::shared_ptr<ResponseWriter>& writer) {
+        writer->send(text(std::string(64 << 20, 'x')));
+      },
+      options);
+  RawClient client(server->port(), 4096);
+  client.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+  auto begin = Clock::now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_TRUE(server->shutdown(soon()).ok());
+  EXPECT_LT(seconds_between(begin, Clock::now()), 3.0);
+}
+
+}  // namespace
+}  // namespace llm_dist::http
