@@ -26,7 +26,8 @@ struct Family {
 }
 
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const DEFAULT: &[&str] = &[
     r"[\p{P}\$\+<=>\^~\|]+",
@@ -36,8 +37,18 @@ const DEFAULT: &[&str] = &[
 ];
 
 const FAMILIES: &[Family] = &[
-    Family { names: &["smollm", "starcoder", "refact", "command-r"], rule: Rule::SingleDigits, ignore_merges: false, nfc: false },
-    Family { names: &["llama-bpe", "llama3", "llama-v3"], rule: Rule::Patterns(&[LLAMA3]), ignore_merges: true, nfc: false },
+    Family {
+        names: &["smollm", "starcoder", "refact", "command-r"],
+        rule: Rule::SingleDigits,
+        ignore_merges: false,
+        nfc: false,
+    },
+    Family {
+        names: &["llama-bpe", "llama3", "llama-v3"],
+        rule: Rule::Patterns(&[LLAMA3]),
+        ignore_merges: true,
+        nfc: false,
+    },
     Family { names: &["dbrx", "smaug-bpe"], rule: Rule::Patterns(&[LLAMA3]), ignore_merges: false, nfc: false },
     Family { names: &["qwen2", "deepseek-r1-qwen"], rule: Rule::Patterns(&[QWEN2]), ignore_merges: false, nfc: true },
     Family { names: &["gpt-2", "gpt2", "olmo", "phi-2"], rule: Rule::Gpt2, ignore_merges: false, nfc: false },

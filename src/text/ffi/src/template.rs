@@ -17,11 +17,11 @@ use crate::json::tojson;
 
 const NAME: &str = "chat";
 /// A long conversation costs some hundred instructions a message.
-const MAX_INSTRUCTIONS: u64 = 4_000_000;
+const MAX_INSTRUCTIONS: u64 = 2_000_000;
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
-/// Values that a template nests as deep as its instructions allow are dropped and printed recursively. Only the
-/// pages touched become memory.
-const STACK_BYTES: usize = 1 << 30;
+/// Values that a template nests as deep as its instructions allow (400,000 levels) are dropped, printed and compared
+/// recursively, at up to 420 bytes a level. Only the pages touched become memory.
+const STACK_BYTES: usize = 512 << 20;
 /// The names that a render sets itself.
 const RESERVED: &[&str] = &["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
 
@@ -104,6 +104,9 @@ impl Handle {
         environment.set_recursion_limit(200);
         environment.set_formatter(print_like_python);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        // For people, not for prompts, and quadratic in the depth of what they print.
+        environment.remove_filter("pprint");
+        environment.remove_global("debug");
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", |value: &Value, indent: Option<Value>, options: Kwargs| {
             tojson(value, indent, options)

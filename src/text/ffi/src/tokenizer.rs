@@ -96,7 +96,8 @@ impl Handle {
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         let largest = tokenizer.get_vocab(true).into_values().max();
-        let largest = largest.ok_or("the tokenizer's vocabulary is empty")?.max(spellings.len().saturating_sub(1) as u32);
+        let largest =
+            largest.ok_or("the tokenizer's vocabulary is empty")?.max(spellings.len().saturating_sub(1) as u32);
         if largest >= MAX_VOCAB {
             return Err(format!("the tokenizer has a token with id {largest}; ids must be below {MAX_VOCAB}"));
         }
