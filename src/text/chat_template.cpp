@@ -7,6 +7,7 @@
 namespace llm_dist::text {
 
 void ChatTemplate::HandleFree::operator()(llm_dist_chat_template* handle) const {
+  const ForeignCall foreign;
   llm_dist_chat_template_free(handle);
 }
 
@@ -15,6 +16,7 @@ Result<ChatTemplate> ChatTemplate::create(std::string_view jinja,
                                           std::string_view eos_token) {
   llm_dist_chat_template* raw = nullptr;
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_chat_template_new(
       ffi_bytes(jinja), ffi_bytes(bos_token), ffi_bytes(eos_token), &raw, append_to(error));
   RETURN_IF_ERROR(ffi_status(code, std::move(error)));
@@ -31,6 +33,7 @@ Result<std::string> ChatTemplate::render(std::string_view messages_json,
                                         .timeout_ms = static_cast<uint64_t>(options.timeout.count())};
   std::string text;
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_chat_template_render(
       handle_.get(), ffi_bytes(messages_json), &ffi, append_to(text), append_to(error));
   RETURN_IF_ERROR(ffi_status(code, std::move(error)));

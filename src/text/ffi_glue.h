@@ -8,7 +8,27 @@
 #include "src/base/status.h"
 #include "src/text/ffi/llm_dist_text_ffi.h"
 
+#ifdef __SANITIZE_THREAD__
+extern "C" void __tsan_ignore_thread_begin();  // NOLINT(bugprone-reserved-identifier): the sanitizer's name
+extern "C" void __tsan_ignore_thread_end();    // NOLINT(bugprone-reserved-identifier)
+#endif
+
 namespace llm_dist::text {
+
+// Lives around each call into the archive. Its locks are not instrumented, so ThreadSanitizer would take what
+// they order for races (it sees the crate's accesses through memcpy, malloc and free).
+class ForeignCall {
+ public:
+#ifdef __SANITIZE_THREAD__
+  ForeignCall() { __tsan_ignore_thread_begin(); }
+  ~ForeignCall() { __tsan_ignore_thread_end(); }
+#else
+  ForeignCall() {}
+  ~ForeignCall() {}
+#endif
+  ForeignCall(const ForeignCall&) = delete;
+  ForeignCall& operator=(const ForeignCall&) = delete;
+};
 
 inline llm_dist_ffi_bytes ffi_bytes(std::string_view text) {
   return {.data = reinterpret_cast<const uint8_t*>(text.data()), .size = text.size()};

@@ -21,6 +21,7 @@ std::vector<llm_dist_ffi_bytes> views_of(const std::vector<std::string>& texts) 
 Result<llm_dist_tokenizer*> from_json(const TokenizerSpec& spec) {
   llm_dist_tokenizer* raw = nullptr;
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_tokenizer_from_json(ffi_bytes(spec.tokenizer_json), &raw, append_to(error));
   RETURN_IF_ERROR(ffi_status(code, std::move(error)));
   return raw;
@@ -40,6 +41,7 @@ Result<llm_dist_tokenizer*> from_bpe(const TokenizerSpec& spec) {
                                   .bos_id = has_bos ? *spec.bos_id : -1};
   llm_dist_tokenizer* raw = nullptr;
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_tokenizer_from_bpe(&bpe, &raw, append_to(error));
   RETURN_IF_ERROR(ffi_status(code, std::move(error)));
   return raw;
@@ -61,7 +63,10 @@ Result<llm_dist_tokenizer*> make_handle(const TokenizerSpec& spec) {
 
 }  // namespace
 
-void Tokenizer::HandleFree::operator()(llm_dist_tokenizer* handle) const { llm_dist_tokenizer_free(handle); }
+void Tokenizer::HandleFree::operator()(llm_dist_tokenizer* handle) const {
+  const ForeignCall foreign;
+  llm_dist_tokenizer_free(handle);
+}
 
 Tokenizer::Tokenizer(Handle handle)
     : handle_(std::move(handle)), byte_level_(llm_dist_tokenizer_is_byte_level(handle_.get())) {}
@@ -91,6 +96,7 @@ Status Tokenizer::read_vocabulary() {
     self.offsets_.push_back(static_cast<uint32_t>(self.bytes_.size()));
   };
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_tokenizer_visit(handle_.get(), this, each, append_to(error));
   RETURN_IF_ERROR(ffi_status(code, std::move(error)));
   if (bytes_.size() > std::numeric_limits<uint32_t>::max()) {
@@ -107,6 +113,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view utf8, const Enco
                                     static_cast<std::vector<int32_t>*>(context)->assign(data, data + count);
                                   }};
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_tokenizer_encode(handle_.get(),
                                                  ffi_bytes(utf8),
                                                  options.add_special_tokens,
@@ -134,6 +141,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special_to
   }
   std::string text;
   std::string error;
+  const ForeignCall foreign;
   const int32_t code = llm_dist_tokenizer_decode(
       handle_.get(), known.data(), known.size(), skip_special_tokens, append_to(text), append_to(error));
   // Unknown ids are gone, so only a decoder that contradicts its own vocabulary can fail; its spelling still
@@ -151,6 +159,7 @@ std::string_view Tokenizer::token_bytes(int32_t id) const {
 }
 
 std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
+  const ForeignCall foreign;
   const int64_t id = llm_dist_tokenizer_token_to_id(handle_.get(), ffi_bytes(token));
   if (id < 0) return std::nullopt;
   return static_cast<int32_t>(id);
