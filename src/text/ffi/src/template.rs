@@ -1,0 +1,333 @@
+//! Chat templates. A template comes with a model file and is not trusted: it runs on a thread of its own with a
+//! budget of instructions, of output, of stack and of time.
+
+use std::ffi::CString;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{escape_formatter, Environment, Error, ErrorKind, Output, State};
+use serde_json::{Map, Value as Json};
+
+use crate::abi::{catch, guard, Bytes, Sink};
+use crate::json::tojson;
+
+const NAME: &str = "chat";
+/// A long conversation costs some hundred instructions a message.
+const MAX_INSTRUCTIONS: u64 = 2_000_000;
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
+/// Values that a template nests as deep as its instructions allow (400,000 levels) are dropped, printed and compared
+/// recursively, at up to 420 bytes a level. Only the pages touched become memory.
+const STACK_BYTES: usize = 512 << 20;
+/// The names that a render sets itself.
+const RESERVED: &[&str] = &["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+
+pub struct Handle {
+    environment: Arc<Environment<'static>>,
+    bos_token: String,
+    eos_token: String,
+}
+
+/// Marks the error that `raise_exception` makes: its text is the template's own.
+#[derive(Debug)]
+struct Raised;
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("raised by the chat template")
+    }
+}
+
+impl std::error::Error for Raised {}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised))
+}
+
+/// The local time `now` (seconds since 1970) in C's strftime format.
+fn strftime(format: &str, now: i64) -> Result<String, Error> {
+    let bad = || Error::new(ErrorKind::InvalidOperation, format!("strftime_now: bad format '{format}'"));
+    let pattern = CString::new(format).map_err(|_| bad())?;
+    let mut buffer = [0u8; 512];
+    // SAFETY: localtime_r fills the zeroed tm or returns null; strftime writes at most the buffer's size.
+    let written = unsafe {
+        let mut local: libc::tm = std::mem::zeroed();
+        if libc::localtime_r(&now, &mut local).is_null() {
+            return Err(bad());
+        }
+        libc::strftime(buffer.as_mut_ptr().cast(), buffer.len(), pattern.as_ptr(), &local)
+    };
+    if written == 0 && !format.is_empty() {
+        return Err(bad());
+    }
+    Ok(String::from_utf8_lossy(&buffer[..written]).into_owned())
+}
+
+/// Python's spelling of the constants; everything else as minijinja prints it.
+fn print_like_python(out: &mut Output, state: &State, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::None => out.write_str("None").map_err(Error::from),
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }).map_err(Error::from),
+        _ => escape_formatter(out, state, value),
+    }
+}
+
+/// `{% generation %}` only marks the assistant's text for training; here it is a block that changes nothing.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        let end = tag.find("%}").unwrap_or(tag.len());
+        let body = &tag[..end];
+        match body.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace()) {
+            "generation" => out.push_str(&body.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&body.replace("endgeneration", "endif")),
+            _ => out.push_str(body),
+        }
+        rest = &tag[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+impl Handle {
+    fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, String> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
+        environment.set_recursion_limit(200);
+        environment.set_formatter(print_like_python);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        // For people, not for prompts, and quadratic in the depth of what they print.
+        environment.remove_filter("pprint");
+        environment.remove_global("debug");
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_filter("tojson", |value: &Value, indent: Option<Value>, options: Kwargs| {
+            tojson(value, indent, options)
+        });
+        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(|e| {
+            format!("the chat template does not parse: {}. Give another with --chat-template", describe(&e))
+        })?;
+        let environment = Arc::new(environment);
+        Ok(Handle { environment, bos_token: bos_token.to_string(), eos_token: eos_token.to_string() })
+    }
+
+    fn context(&self, request: &Request) -> Result<Map<String, Json>, String> {
+        let mut context = request.kwargs.clone();
+        if let Some(name) = RESERVED.iter().find(|name| context.contains_key(**name)) {
+            return Err(format!("chat_template_kwargs cannot set '{name}': it has a field of its own"));
+        }
+        context.entry("bos_token").or_insert_with(|| self.bos_token.clone().into());
+        context.entry("eos_token").or_insert_with(|| self.eos_token.clone().into());
+        context.insert("messages".into(), request.messages.clone().into());
+        context.insert("tools".into(), request.tools.clone());
+        context.insert("documents".into(), Json::Null);
+        context.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
+        Ok(context)
+    }
+
+    /// Renders on a thread of its own. A template that outlasts the limit is left behind there: its instructions are
+    /// bounded, so that the thread ends by itself.
+    fn render(&self, request: &Request) -> Result<String, String> {
+        let context = self.context(request)?;
+        let environment = Arc::clone(&self.environment);
+        let now = request.now;
+        let (result_in, result_out) = channel();
+        std::thread::Builder::new()
+            .name("chat-template".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                // The other side may have given up; then nobody wants the result.
+                let _ = result_in.send(catch(|| render_here(&environment, context, now)));
+            })
+            .map_err(|e| format!("internal: no thread for the chat template: {e}"))?;
+        result_out.recv_timeout(request.timeout).unwrap_or_else(|e| match e {
+            RecvTimeoutError::Timeout => Err(format!(
+                "the chat template took longer than {} ms; shorten the conversation or give another template with \
+                 --chat-template",
+                request.timeout.as_millis()
+            )),
+            RecvTimeoutError::Disconnected => Err("internal: the chat template's thread ended early".into()),
+        })
+    }
+}
+
+/// A buffer that refuses to outgrow `MAX_OUTPUT_BYTES`.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
+            return Err(io::Error::other(format!("more than {MAX_OUTPUT_BYTES} bytes of output")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn render_here(environment: &Environment, context: Map<String, Json>, now: i64) -> Result<String, String> {
+    let clock = Value::from_function(move |format: String| strftime(&format, now));
+    let entries = context.into_iter().map(|(name, json)| (name, Value::from_serialize(json)));
+    let context: Value = entries.chain([("strftime_now".to_string(), clock)]).collect();
+    let template = environment.get_template(NAME).map_err(|e| describe(&e))?;
+    let mut out = Bounded(Vec::new());
+    template.render_captured_to(context, &mut out).map_err(|e| describe(&e))?;
+    String::from_utf8(out.0).map_err(|_| "the chat template made invalid UTF-8".to_string())
+}
+
+/// What the template itself said, or what failed and where.
+fn describe(error: &Error) -> String {
+    let mut at: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(e) = at {
+        if let Some(inner) = e.downcast_ref::<Error>() {
+            let raised = std::error::Error::source(inner).is_some_and(|s| s.is::<Raised>());
+            if raised {
+                return format!("the chat template refused: {}", inner.detail().unwrap_or_default());
+            }
+        }
+        at = e.source();
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return format!(
+            "the chat template needs more than {MAX_INSTRUCTIONS} steps: it loops, or the conversation is too long"
+        );
+    }
+    let cause = std::error::Error::source(error).map(|s| format!(": {s}")).unwrap_or_default();
+    format!("chat template: {error}{cause}")
+}
+
+struct Request {
+    messages: Vec<Json>,
+    tools: Json,
+    kwargs: Map<String, Json>,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    now: i64,
+    timeout: Duration,
+}
+
+fn parse(json: Bytes, what: &str) -> Result<Json, String> {
+    if json.as_slice().is_empty() {
+        return Ok(Json::Null);
+    }
+    serde_json::from_slice(json.as_slice()).map_err(|e| format!("{what} is not valid JSON: {e}"))
+}
+
+impl Request {
+    fn new(options: &RenderOptions, messages: Bytes) -> Result<Self, String> {
+        let Json::Array(messages) = parse(messages, "messages")? else {
+            return Err("messages must be a JSON array of {\"role\", \"content\"} objects".into());
+        };
+        let kwargs = match parse(options.kwargs, "chat_template_kwargs")? {
+            Json::Null => Map::new(),
+            Json::Object(map) => map,
+            _ => return Err("chat_template_kwargs must be a JSON object".into()),
+        };
+        let tools = parse(options.tools, "tools")?;
+        if !(tools.is_null() || tools.is_array()) {
+            return Err("tools must be a JSON array".into());
+        }
+        if options.add_generation_prompt && options.continue_final_message {
+            return Err("add_generation_prompt and continue_final_message exclude each other: set one of them".into());
+        }
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
+        Ok(Request {
+            messages,
+            tools,
+            kwargs,
+            add_generation_prompt: options.add_generation_prompt,
+            continue_final_message: options.continue_final_message,
+            now: if options.now_unix_s >= 0 { options.now_unix_s } else { clock() },
+            timeout: Duration::from_millis(options.timeout_ms),
+        })
+    }
+
+    /// The text of the last message: its content, or the last text part of it.
+    fn final_text(&self) -> Option<&str> {
+        match self.messages.last()?.get("content")? {
+            Json::String(text) => Some(text),
+            Json::Array(parts) => parts.iter().rev().find_map(|p| p.get("text")?.as_str()),
+            _ => None,
+        }
+    }
+
+    /// Cuts a rendered prompt right behind the last message's text, so that the model goes on with it.
+    fn cut(&self, mut prompt: String) -> Result<String, String> {
+        let text = self.final_text().ok_or("continue_final_message: the last message has no text content")?;
+        let at = prompt.rfind(text.trim()).ok_or(
+            "continue_final_message: the chat template changes the last message's text; send it without this option",
+        )?;
+        // A template that trims the message also trims what is continued.
+        let kept = if prompt[at..].starts_with(text.trim_start()) { text.trim_start() } else { text.trim() };
+        prompt.truncate(at + kept.len());
+        Ok(prompt)
+    }
+}
+
+#[repr(C)]
+pub struct RenderOptions {
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    /// JSON array, or empty.
+    tools: Bytes,
+    /// JSON object, or empty.
+    kwargs: Bytes,
+    /// The time that strftime_now prints; negative: now.
+    now_unix_s: i64,
+    timeout_ms: u64,
+}
+
+#[no_mangle]
+pub extern "C" fn llm_dist_chat_template_new(
+    jinja: Bytes,
+    bos_token: Bytes,
+    eos_token: Bytes,
+    out: *mut *mut Handle,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        let source = jinja.as_str("the chat template")?;
+        let handle = Handle::new(source, bos_token.as_str("the BOS token")?, eos_token.as_str("the EOS token")?)?;
+        // SAFETY: `out` is a valid place for one pointer (header contract).
+        unsafe { *out = Box::into_raw(Box::new(handle)) };
+        Ok(())
+    })
+}
+
+#[no_mangle]
+pub extern "C" fn llm_dist_chat_template_free(handle: *mut Handle) {
+    if !handle.is_null() {
+        // SAFETY: made by `llm_dist_chat_template_new` and freed once (header contract).
+        drop(unsafe { Box::from_raw(handle) });
+    }
+}
+
+#[no_mangle]
+pub extern "C" fn llm_dist_chat_template_render(
+    handle: *const Handle,
+    messages: Bytes,
+    options: *const RenderOptions,
+    text: Sink,
+    error: Sink,
+) -> i32 {
+    guard(error, || {
+        // SAFETY: both are valid for the duration of the call (header contract).
+        let (handle, options) = unsafe { (&*handle, &*options) };
+        let request = Request::new(options, messages)?;
+        let mut prompt = handle.render(&request)?;
+        if request.continue_final_message {
+            prompt = request.cut(prompt)?;
+        }
+        text.put(prompt.as_bytes());
+        Ok(())
+    })
+}

@@ -1,0 +1,202 @@
+#include "src/text/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "tests/text/vocabularies.h"
+
+namespace llm_dist::text {
+namespace {
+
+constexpr std::string_view kHello = R"([{"role":"user","content":"Hi"}])";
+
+ChatTemplate make(std::string_view jinja) {
+  auto chat_template = ChatTemplate::create(jinja, "<s>", "</s>");
+  EXPECT_TRUE(chat_template.ok()) << chat_template.status().to_string();
+  return std::move(chat_template).value();
+}
+
+std::string render(std::string_view jinja,
+                   std::string_view messages = kHello,
+                   const ChatTemplateOptions& options = {}) {
+  const auto text = make(jinja).render(messages, options);
+  EXPECT_TRUE(text.ok()) << text.status().to_string();
+  return text.ok() ? *text : std::string();
+}
+
+std::string error_of(std::string_view jinja,
+                     std::string_view messages = kHello,
+                     const ChatTemplateOptions& options = {}) {
+  const auto text = make(jinja).render(messages, options);
+  EXPECT_FALSE(text.ok());
+  EXPECT_EQ(text.status().code(), StatusCode::kInvalidArgument) << text.status().to_string();
+  return text.status().message();
+}
+
+TEST(ChatTemplate, Smollm2) {
+  const auto spec = smollm2_vocabulary();
+  if (!spec) GTEST_SKIP() << "needs .models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  EXPECT_EQ(
+      render(spec->chat_template),
+      "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(render(spec->chat_template,
+                   R"([{"role":"system","content":"S"},{"role":"user","content":"U"}])",
+                   {.add_generation_prompt = false}),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n");
+}
+
+TEST(ChatTemplate, BlocksAreTrimmedLikePythons) {
+  EXPECT_EQ(
+      render("{{ bos_token }}\n  {% for m in messages %}\n{{ m.content }}\n  {% endfor %}\n{{ eos_token }}"),
+      "<s>\nHi\n</s>");
+}
+
+TEST(ChatTemplate, PythonMethodsSlicesAndNamespaces) {
+  EXPECT_EQ(
+      render("{% set ns = namespace(n=0) %}{% for m in messages[1:] %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+             "{{ ns.n }}{{ ' x '.strip() }}{{ 'a-b'.split('-')[1] }}{{ messages[0].get('none', 'd') }}"
+             "{% for k, v in messages[0].items() %}|{{ k }}={{ v }}{% endfor %}",
+             R"([{"role":"a","content":"1"},{"role":"b","content":"2"}])"),
+      "1xbd|role=a|content=1");
+}
+
+TEST(ChatTemplate, LoopControlsAndGenerationTags) {
+  EXPECT_EQ(render("{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}"
+                   "{% endif %}{{ i }}{% endfor %}{%- generation -%} g {%- endgeneration %}"),
+            "02g");
+}
+
+TEST(ChatTemplate, ConstantsPrintLikePython) {
+  EXPECT_EQ(render("{{ true }} {{ false }} {{ none }} {{ missing }}|"), "True False None |");
+}
+
+TEST(ChatTemplate, ToolsAsPythonJson) {
+  const ChatTemplateOptions options{.tools_json =
+                                        R"([{"z":1,"a":{"t":"<é>","e":[],"l":[1,2.5,null,true]}}])"};
+  EXPECT_EQ(render("{{ tools | tojson }}", kHello, options),
+            R"([{"z": 1, "a": {"t": "<é>", "e": [], "l": [1, 2.5, null, true]}}])");
+  EXPECT_EQ(render("{{ tools[0].a.l | tojson(indent=2) }}", kHello, options),
+            "[\n  1,\n  2.5,\n  null,\n  true\n]");
+  EXPECT_EQ(
+      render(
+          "{{ tools | tojson(sort_keys=true, ensure_ascii=true, separators=(',', ':')) }}", kHello, options),
+      R"([{"a":{"e":[],"l":[1,2.5,null,true],"t":"<\u00e9>"},"z":1}])");
+  EXPECT_EQ(render("{{ {} | tojson(indent=4) }}{{ [[], {}] | tojson(indent=1) }}"), "{}[\n [],\n {}\n]");
+  EXPECT_EQ(render("{% if tools %}yes{% else %}no{% endif %}"), "no");
+}
+
+TEST(ChatTemplate, KwargsAreVariablesButNotTheReservedOnes) {
+  EXPECT_EQ(render("{{ thinking }}", kHello, {.kwargs_json = R"({"thinking":"deep"})"}), "deep");
+  EXPECT_NE(error_of("", kHello, {.kwargs_json = R"({"messages":[]})"}).find("'messages'"),
+            std::string::npos);
+}
+
+TEST(ChatTemplate, ContentPartsArriveAsTheyAre) {
+  EXPECT_EQ(render("{% for p in messages[0].content %}{{ p.type }}:{{ p.text }}{% endfor %}",
+                   R"([{"role":"user","content":[{"type":"text","text":"T"}]}])"),
+            "text:T");
+}
+
+TEST(ChatTemplate, ContinuesTheFinalMessage) {
+  constexpr std::string_view kJinja =
+      "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}";
+  constexpr std::string_view kMessages =
+      R"([{"role":"user","content":"Say"},{"role":"assistant","content":" Once upon "}])";
+  const ChatTemplateOptions options{.add_generation_prompt = false, .continue_final_message = true};
+  EXPECT_EQ(render(kJinja, kMessages, options), "[user]Say<end>[assistant]Once upon");
+  EXPECT_EQ(render("{% for m in messages %}{{ m.content }}<end>{% endfor %}", kMessages, options),
+            "Say<end> Once upon ");
+  EXPECT_NE(error_of("constant", kMessages, options).find("continue_final_message"), std::string::npos);
+  EXPECT_NE(error_of(kJinja, "[]", options).find("no text content"), std::string::npos);
+  EXPECT_NE(error_of(kJinja, kMessages, {.continue_final_message = true}).find("exclude"), std::string::npos);
+}
+
+TEST(ChatTemplate, StrftimeNow) {
+  // Noon UTC: the same date in every zone from -11 to +11.
+  EXPECT_EQ(render("{{ strftime_now('%d %b %Y') }}", kHello, {.now_unix_s = 1721995200}), "26 Jul 2024");
+  EXPECT_EQ(render("{{ strftime_now('') }}"), "");
+}
+
+TEST(ChatTemplate, RefusalCarriesTheTemplatesOwnText) {
+  EXPECT_EQ(error_of("{{ raise_exception('roles must alternate') }}"),
+            "the chat template refused: roles must alternate");
+  EXPECT_EQ(error_of("{% macro f() %}{{ raise_exception('from a macro') }}{% endmacro %}{{ f() }}"),
+            "the chat template refused: from a macro");
+}
+
+TEST(ChatTemplate, BadInputIsNamed) {
+  const auto broken = ChatTemplate::create("line\n{% for %}", "", "");
+  ASSERT_FALSE(broken.ok());
+  EXPECT_NE(broken.status().message().find("chat:2"), std::string::npos) << broken.status().message();
+  EXPECT_FALSE(ChatTemplate::create("\xFF", "", "").ok());
+  EXPECT_NE(error_of("", "{").find("messages is not valid JSON"), std::string::npos);
+  EXPECT_NE(error_of("", "{}").find("array"), std::string::npos);
+  EXPECT_NE(error_of("", "").find("array"), std::string::npos);
+  EXPECT_NE(error_of("", "[\"\xFF\"]").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(error_of("", std::string(10000, '[')).find("not valid JSON"), std::string::npos);
+  EXPECT_NE(error_of("", kHello, {.tools_json = "{}"}).find("tools"), std::string::npos);
+  EXPECT_NE(error_of("", kHello, {.kwargs_json = "[]"}).find("chat_template_kwargs"), std::string::npos);
+  EXPECT_NE(error_of("{{ messages[0].x.y }}").find("chat:1"), std::string::npos);
+}
+
+TEST(ChatTemplate, HostileTemplatesAreStopped) {
+  EXPECT_NE(error_of("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+                .find("steps"),
+            std::string::npos);
+  EXPECT_NE(error_of("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").find("recursion"), std::string::npos);
+  EXPECT_NE(
+      error_of("{% set x = 'x' * 1000000 %}{% for i in range(99999) %}{{ x }}{% endfor %}").find("output"),
+      std::string::npos);
+  EXPECT_FALSE(ChatTemplate::create(std::string(100000, '(') + "{{" + std::string(100000, '('), "", "").ok());
+}
+
+TEST(ChatTemplate, DeepValuesDoNotOverflowTheStack) {
+  // About as deep as the instructions reach: the first renders, the second is stopped on the way.
+  const auto nested = [](int hundreds, std::string_view use) {
+    return make("{% set ns = namespace(v=[]) %}{% for i in range(" + std::to_string(hundreds) +
+                ") %}{% for j in range(100) %}{% set ns.v = [ns.v] %}{% endfor %}{% endfor %}" +
+                std::string(use))
+        .render(kHello, {.timeout = std::chrono::milliseconds(60000)});
+  };
+  for (const char* use : {"",
+                          "{{ ns.v | string | length }}",
+                          "{{ ns.v | tojson | length }}",
+                          "{{ ns.v == [ns.v] }}",
+                          "{{ {ns.v: 1} | length }}",
+                          "{{ [ns.v, ns.v] | sort | length }}"}) {
+    const auto text = nested(1800, use);
+    EXPECT_TRUE(text.ok()) << text.status().to_string();
+  }
+  EXPECT_FALSE(nested(90000, "").ok());
+}
+
+TEST(ChatTemplate, ASlowTemplateIsGivenUp) {
+  const auto text = make(
+                        "{% set x = 'ab' * 500000 %}{% for i in range(2000) %}{% set y = x | upper | lower %}"
+                        "{% endfor %}")
+                        .render(kHello, {.timeout = std::chrono::milliseconds(20)});
+  ASSERT_FALSE(text.ok());
+  EXPECT_NE(text.status().message().find("20 ms"), std::string::npos) << text.status().message();
+}
+
+TEST(ChatTemplate, ManyThreadsRenderAtOnce) {
+  const ChatTemplate chat_template = make("{% for m in messages %}{{ m.content }}{% endfor %}");
+  std::vector<std::thread> threads;
+  std::vector<int> agreed(4);
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 25; ++i) {
+        const auto text = chat_template.render(kHello);
+        if (text.ok() && *text == "Hi") ++agreed[t];
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(agreed, (std::vector<int>(4, 25)));
+}
+
+}  // namespace
+}  // namespace llm_dist::text
