@@ -1,5 +1,5 @@
 # Shared by the scripts here: timed phases and clear failures. Source it; needs bash 5.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 set -euo pipefail
 
 repo_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

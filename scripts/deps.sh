@@ -17,7 +17,7 @@ minimum_rust=1.80
 packages=("${build_packages[@]}")
 [ "${1:-}" != --test ] || packages+=("${test_packages[@]}")
 # Ubuntu 24.04 names its Boost differently.
-if [ "$(. /etc/os-release && echo "$ID")" = ubuntu ]; then
+if grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; then
   packages=("${packages[@]/libboost1.81-dev/libboost1.83-dev}")
 fi
 
@@ -61,12 +61,12 @@ fetch_wheel() {
     --find-links "$cache" --dest "$cache" "$1"
 }
 
-# unpack_wheel GLOB FOLDER: a wheel is a zip archive.
+# unpack_wheel GLOB FOLDER: every wheel that matches; a wheel is a zip archive.
 unpack_wheel() {
   local cache=${XDG_CACHE_HOME:-$HOME/.cache}/llm-dist/wheels
-  python3 - "$2" "$cache"/$1 <<'PYTHON'
-import sys, zipfile
-for wheel in sys.argv[2:]:
+  python3 - "$2" "$cache" "$1" <<'PYTHON'
+import pathlib, sys, zipfile
+for wheel in pathlib.Path(sys.argv[2]).glob(sys.argv[3]):
     zipfile.ZipFile(wheel).extractall(sys.argv[1])
 PYTHON
 }
