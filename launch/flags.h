@@ -1,0 +1,91 @@
+// The flags of the commands that run a model, and how they become options. One struct a group, so that each command takes
+// what it needs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/base/status.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/engine/engine_options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace llm_dist::launch {
+
+struct ModelFlags {
+  std::string model;
+  std::string dtype = "auto";
+  std::string load_format = "auto";
+  int64_t max_model_len = 0;
+  std::string device = "auto";
+};
+
+struct ParallelFlags {
+  int tp = 0;
+  int pp = 0;
+  std::string layout = "auto";
+  std::string sequence_parallel = "auto";
+  int threads = 0;
+  double distributed_timeout_seconds = 600;
+};
+
+struct MemoryFlags {
+  double gpu_memory_utilization = 0.90;
+  int64_t kv_cache_memory_bytes = 0;
+  std::string kv_cache_dtype = "auto";
+  int64_t block_size = 16;
+};
+
+struct SchedulerFlags {
+  int64_t max_num_seqs = 64;
+  int64_t max_num_batched_tokens = 2048;
+  bool chunked_prefill = true;
+  bool async_scheduling = true;
+  std::string policy = "fcfs";
+  int64_t max_num_queued_reqs = 1024;
+};
+
+struct EngineFlags {
+  ModelFlags model;
+  ParallelFlags parallel;
+  MemoryFlags memory;
+  SchedulerFlags scheduler;
+  std::string log_level = "info";
+};
+
+void add_model_flags(CLI::App& app, ModelFlags& flags);
+void add_engine_flags(CLI::App& app, EngineFlags& flags);  // all groups
+
+// What a rank can offer, for numbers that flags leave open.
+struct RankResources {
+  int world_size = 1;
+  int ranks_per_node = 1;
+  int threads = 1;
+  bool bf16_arithmetic = true;   // the CPU multiplies bf16
+  int64_t memory_bytes = 0;      // free for this rank
+  int64_t default_kv_bytes = 0;  // the KV cache takes no more unless asked to; 0: all that is left
+};
+
+struct ResolvedOptions {
+  engine::EngineOptions engine;
+  std::string layout_reason;
+};
+
+// Everything but the size of the KV cache, which depends on a memory plan: see fit_memory.
+Result<ResolvedOptions> resolve(const EngineFlags& flags,
+                                const checkpoint::Checkpoint& checkpoint,
+                                const RankResources& resources);
+
+// Sets kv_cache_bytes of `options` from the rank's memory, or says, with the plan, that the model does not fit.
+Status fit_memory(const EngineFlags& flags,
+                  const checkpoint::Checkpoint& checkpoint,
+                  const kernels::OpTable& ops,
+                  const RankResources& resources,
+                  int rank,
+                  engine::EngineOptions& options);
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,84 @@
+// llm-dist: one program; what it does is its first argument.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "launch/commands.h"
+#include "launch/nearest.h"
+#include "src/base/log.h"
+
+namespace {
+
+// CLI11 refuses short names of two letters; users of other servers type them.
+std::vector<std::string> rewritten_arguments(int argc, char** argv) {
+  const std::map<std::string, std::string> kAliases = {{"-tp", "--tp"}, {"-pp", "--pp"}};
+  std::vector<std::string> arguments;
+  for (int i = argc - 1; i > 0; --i) {
+    std::string argument = argv[i];
+    size_t equals = argument.find('=');
+    auto alias = kAliases.find(argument.substr(0, equals));
+    if (alias != kAliases.end()) {
+      argument = alias->second + (equals == std::string::npos ? "" : argument.substr(equals));
+    }
+    arguments.push_back(argument);
+  }
+  return arguments;  // last first, as CLI11 takes them
+}
+
+std::vector<std::string> known_flags(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const CLI::App* group : app.get_subcommands([](const CLI::App* sub) { return sub->get_name().empty(); })) {
+    for (std::string& name : known_flags(*group)) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+// "Did you mean --tensor-parallel-size?" for each flag that is not known.
+void suggest(const CLI::App& program, const std::vector<std::string>& arguments) {
+  const CLI::App* command = &program;
+  for (const CLI::App* sub : program.get_subcommands()) command = sub;
+  std::vector<std::string> known = known_flags(*command);
+  for (const std::string& argument : arguments) {
+    std::string flag = argument.substr(0, argument.find('='));
+    if (flag.rfind("--", 0) != 0 || std::find(known.begin(), known.end(), flag) != known.end()) continue;
+    std::string best = llm_dist::launch::nearest(flag, known);
+    if (!best.empty()) std::fprintf(stderr, "%s is not a flag here. Did you mean %s?\n", flag.c_str(), best.c_str());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App program{"Distributed inference of large language models: ranks started by mpirun or Slurm share one model."};
+  program.set_version_flag("--version", std::string("llm-dist ") + LLM_DIST_VERSION);
+  program.require_subcommand(1);
+  program.footer(
+      "Examples:\n"
+      "  llm-dist generate model.gguf --prompt 'Once upon a time'\n"
+      "  mpirun -np 2 llm-dist serve model.gguf --tp 2\n"
+      "  llm-dist plan path/to/Llama-3.1-8B --tp 4 --memory 80GiB\n"
+      "  llm-dist bench latency model.gguf --batch 1,8 --input-len 128 --output-len 64\n"
+      "Each command has a --help of its own.");
+  std::map<std::string, llm_dist::launch::RunCommand> commands = {
+      {"serve", llm_dist::launch::add_serve(program)},
+      {"generate", llm_dist::launch::add_generate(program)},
+      {"bench", llm_dist::launch::add_bench(program)},
+      {"plan", llm_dist::launch::add_plan(program)},
+  };
+  std::vector<std::string> arguments = rewritten_arguments(argc, argv);
+  try {
+    program.parse(std::vector<std::string>(arguments));
+  } catch (const CLI::ParseError& error) {
+    int code = program.exit(error);
+    if (code != 0) suggest(program, arguments);
+    return code;
+  }
+  for (const CLI::App* chosen : program.get_subcommands()) return commands.at(chosen->get_name())();
+  return 2;
+}

@@ -1,0 +1,73 @@
+#include "launch/placement.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/device/cpu/cpu_backend.h"
+
+namespace llm_dist::launch {
+namespace {
+
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+// CPUs' worth of time that the cgroup grants, or a large number.
+int quota_cpus() {
+  constexpr int kUnlimited = 1 << 20;
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return kUnlimited;
+  return std::max(1, static_cast<int>(std::floor(std::stod(quota) / period)));
+}
+
+bool is_bound() { return allowed_cpus().size() < std::max(1u, std::thread::hardware_concurrency()); }
+
+}  // namespace
+
+int threads_per_rank(int local_size) {
+  int cpus = std::max<int>(1, static_cast<int>(allowed_cpus().size()));
+  int share = is_bound() ? cpus : cpus / local_size;
+  return std::max(1, std::min(share, quota_cpus() / local_size));
+}
+
+void bind_to_share(int local_rank, int local_size) {
+  std::vector<int> cpus = allowed_cpus();
+  int share = static_cast<int>(cpus.size()) / std::max(1, local_size);
+  if (share < 1 || is_bound() || local_size == 1) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int i = 0; i < share; ++i) CPU_SET(cpus[static_cast<size_t>(local_rank * share + i)], &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+RankResources cpu_resources(const comm::World& world) {
+  constexpr int64_t kDefaultKvBytes = int64_t{4} << 30;
+  const comm::RankInfo& info = world.rank_info();
+  int local_size = world.hosts()[static_cast<size_t>(info.rank)].local_size;
+  int smallest_node = local_size;
+  for (const comm::HostInfo& host : world.hosts()) smallest_node = std::min(smallest_node, host.local_size);
+  __builtin_cpu_init();
+  return {.world_size = info.size,
+          .ranks_per_node = smallest_node,
+          .threads = threads_per_rank(local_size),
+          .bf16_arithmetic = __builtin_cpu_supports("avx512bf16") != 0,
+          .memory_bytes = device::process_memory_info().free_bytes / local_size,
+          .default_kv_bytes = kDefaultKvBytes / local_size};
+}
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,19 @@
+// Placement: which part of a host a rank may use.
+#pragma once
+
+#include "comm/world.h"
+#include "launch/flags.h"
+
+namespace llm_dist::launch {
+
+// CPU threads for one of `local_size` ranks: the CPUs it is bound to, shared with the ranks that are bound to the same ones,
+// and no more than the cgroup's quota. At least 1.
+int threads_per_rank(int local_size);
+
+// The CPU's share for this rank.
+RankResources cpu_resources(const comm::World& world);
+
+// Gives this rank CPUs of its own when the launcher bound it to none: rank i of n takes the i-th share.
+void bind_to_share(int local_rank, int local_size);
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,67 @@
+// RankProcess: one rank of a replica from its launch to its end: world, host channel, failure watch, checkpoint, engine.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/host/host_channel.h"
+#include "comm/host/liveness.h"
+#include "comm/world.h"
+#include "launch/flags.h"
+#include "src/checkpoint/checkpoint.h"
+#include "src/engine/rank_engine.h"
+
+namespace llm_dist::launch {
+
+class RankProcess {
+ public:
+  // Finds its rank and joins the world.
+  static Result<std::unique_ptr<RankProcess>> join(const EngineFlags& flags);
+  ~RankProcess();
+
+  int rank() const { return world_->rank_info().rank; }
+  int size() const { return world_->rank_info().size; }
+  bool leads() const { return rank() == 0; }
+
+  // Called once when a peer dies or the world is given up, before this process exits: rank 0 tells its clients.
+  void set_on_failure(std::function<void(const Status&)> callback) { on_failure_ = std::move(callback); }
+
+  // Collective: opens the checkpoint, chooses the layout, plans memory, loads the weights. The same error on every rank.
+  Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
+  engine::RankEngine& engine() { return *engine_; }
+  const checkpoint::Checkpoint& checkpoint() const { return *checkpoint_; }
+  comm::HostChannel* channel() { return channel_.get(); }  // null in a world of one
+  const engine::EngineHooks& hooks() const { return hooks_; }
+
+  // Every rank but 0: runs steps until rank 0 ends the world.
+  Status follow();
+  // This rank cannot go on: peers learn the cause at once, the process exits.
+  [[noreturn]] void give_up(const Status& cause);
+  // An orderly end, on every rank.
+  void leave();
+
+ private:
+  RankProcess() = default;
+  Status connect(const EngineFlags& flags);
+  Status prepare(const EngineFlags& flags);
+  Status agree(const Status& mine);
+  void on_peer_failure(const comm::RankFailure& failure);
+  [[noreturn]] void exit_after_failure();
+
+  std::unique_ptr<comm::World> world_;
+  std::unique_ptr<comm::HostChannel> channel_;
+  std::unique_ptr<comm::Liveness> liveness_;
+  std::unique_ptr<device::Backend> backend_;
+  std::unique_ptr<checkpoint::Checkpoint> checkpoint_;
+  std::unique_ptr<engine::RankEngine> engine_;
+  engine::EngineHooks hooks_;
+  ResolvedOptions resolved_;
+  RankResources resources_;
+  std::function<void(const Status&)> on_failure_;
+};
+
+// Turns a Status into the process's exit code, printing it once for the world.
+int report(const RankProcess* process, const Status& status);
+
+}  // namespace llm_dist::launch
