@@ -49,10 +49,11 @@ Exchange::Exchange(ExchangeTraits traits, std::function<void()> wake)
     : traits_(std::move(traits)), wake_(std::move(wake)), keep_alive_(traits_.keep_alive) {}
 
 bool Exchange::send(const Response& response) {
+  std::function<void()> dropped;
   std::lock_guard lock(mutex_);
   if (!begin(response, false)) return false;
   if (!traits_.head_request && !has_no_body(response.status)) pending_ += response.body;
-  finish();
+  finish(dropped);
   return true;
 }
 
@@ -109,16 +110,17 @@ void Exchange::append_chunk(std::string_view chunk) {
 }
 
 bool Exchange::end() {
+  std::function<void()> dropped;
   std::lock_guard lock(mutex_);
   if (!started_ || ended_ || disconnected()) return false;
   if (!traits_.http_1_0 && !traits_.head_request) pending_ += "0\r\n\r\n";
-  finish();
+  finish(dropped);
   return true;
 }
 
-void Exchange::finish() {
+void Exchange::finish(std::function<void()>& dropped) {
   ended_ = true;
-  on_disconnect_ = nullptr;
+  dropped.swap(on_disconnect_);
   notify();
 }
 
@@ -147,7 +149,7 @@ void Exchange::on_disconnect(std::function<void()> callback) {
     std::lock_guard lock(mutex_);
     if (ended_) return;
     if (!detached_) {
-      on_disconnect_ = std::move(callback);
+      on_disconnect_.swap(callback);
       return;
     }
   }

@@ -53,7 +53,8 @@ class Exchange {
  private:
   bool begin(const Response& response, bool streaming);
   void append_chunk(std::string_view chunk);
-  void finish();
+  // `dropped` takes the callback, to be destroyed without the lock: it may own what calls back in here.
+  void finish(std::function<void()>& dropped);
   void notify();
 
   const ExchangeTraits traits_;

@@ -108,7 +108,6 @@ class RequestParser::Impl : public CollectingParser<true> {
   void on_response_impl(int, BeastView, int, ErrorCode&) override {}
 
   void check_header() override {
-    request_.headers = headers_;
     const std::string* coding = headers_.find("Transfer-Encoding");
     size_t hosts = headers_.count("Host");
     if (coding && headers_.find("Content-Length")) {
@@ -123,6 +122,7 @@ class RequestParser::Impl : public CollectingParser<true> {
     } else if (hosts > 1 || (hosts == 0 && !http_1_0_)) {
       error_ = {400, "a request needs exactly one Host"};
     }
+    request_.headers = std::move(headers_);
   }
   bool take_body(std::string_view piece) override {
     request_.body += piece;
@@ -158,9 +158,9 @@ class ResponseParser::Impl : public CollectingParser<false> {
     http_1_0_ = version < 11;
   }
   void check_header() override {
-    response_.headers = headers_;
     const std::string* type = headers_.find("Content-Type");
     response_.content_type = type ? *type : "";
+    response_.headers = std::move(headers_);
   }
   bool take_body(std::string_view piece) override {
     if (!stopped_) stopped_ = !on_body_(piece);

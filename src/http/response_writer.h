@@ -33,7 +33,8 @@ class ResponseWriter {
 
   bool disconnected() const;
   // The callback runs once, on an I/O thread, if the client goes away before the response has ended; at once,
-  // on this thread, if it is gone already. It must not own this writer.
+  // on this thread, if it is gone already. It should not own this writer: a writer dropped by everybody else
+  // would then go unnoticed until the client leaves.
   void on_disconnect(std::function<void()> callback);
 
  private:

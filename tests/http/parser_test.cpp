@@ -6,6 +6,8 @@
 namespace llm_dist::http {
 namespace {
 
+using namespace std::string_literals;
+
 constexpr ParserLimits kLimits{.max_header_bytes = 1024, .max_body_bytes = 100};
 
 // Feeds the bytes cut at `split`, as a connection does; the status of the refusal, 0 if whole, -1 if it wants
@@ -89,7 +91,7 @@ TEST(RequestParser, RefusesMalformedHeads) {
   EXPECT_EQ(outcome("GET / HTTP/2.0\r\nHost: h\r\n\r\n"), 400);
   EXPECT_EQ(outcome("GET  / HTTP/1.1\r\nHost: h\r\n\r\n"), 400);
   EXPECT_EQ(outcome("GET / HTTP/1.1\r\nBad Header: x\r\nHost: h\r\n\r\n"), 400);
-  EXPECT_EQ(outcome(std::string("GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n", 31)), 400);
+  EXPECT_EQ(outcome("GET / HTTP/1.1\r\nHost: a\0b\r\n\r\n"s), 400);
   EXPECT_EQ(outcome("\x16\x03\x01\x02\x01\x01\xfc\x03\x03\r\n\r\n"), 400) << "TLS to a plain port";
 }
 

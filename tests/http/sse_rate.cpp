@@ -1,10 +1,13 @@
-// Prints how many server-sent events a second one I/O thread carries: `http_sse_rate [streams] [events]`. One
-// producer thread deals events of ~150 bytes round-robin to the streams, as a detokenizer does; each stream
-// is read by a thread of this process, so on few cores the figure includes the clients' cost.
+// Prints how many server-sent events a second one I/O thread carries: `http_sse_rate [streams] [events]
+// [lockstep]`. One producer thread deals events of ~150 bytes round-robin to the streams, as a detokenizer
+// does; each stream is read by a thread of this process, so on few cores the figure includes the clients'
+// cost. With "lockstep", each round of one event a stream starts when the round before has arrived, so that
+// nothing is coalesced: every event is a socket write of its own, the worst case.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -17,6 +20,7 @@ int main(int argc, char** argv) {
   using namespace llm_dist::http;
   const int num_streams = argc > 1 ? std::atoi(argv[1]) : 16;
   const int num_events = argc > 2 ? std::atoi(argv[2]) : 500000;
+  const bool lockstep = argc > 3 && std::string_view(argv[3]) == "lockstep";
   std::mutex mutex;
   std::vector<std::shared_ptr<ResponseWriter>> writers;
   auto server = Server::create({}, [&](const Request&, std::shared_ptr<ResponseWriter> writer) {
@@ -29,13 +33,11 @@ int main(int argc, char** argv) {
   std::vector<std::thread> clients;
   for (int i = 0; i < num_streams; ++i)
     clients.emplace_back([&] {
-      int64_t events = 0;
       (void)Client().stream_events(
           {.url = (*server)->url()}, Deadline::after_seconds(120), [&](const SseEvent&) {
-            ++events;
+            ++received;
             return true;
           });
-      received += events;
     });
   auto connected = [&] {
     std::lock_guard lock(mutex);
@@ -46,8 +48,11 @@ int main(int argc, char** argv) {
   const TimePoint begin = Clock::now();
   for (int i = 0; i < num_events; ++i) {
     writers[static_cast<size_t>(i % num_streams)]->write(event);
+    const bool round_ends = (i + 1) % num_streams == 0;
+    while (lockstep && round_ends && received <= i) std::this_thread::yield();
     // A model gives the I/O thread time between steps; without any the queues only hit their cap.
-    if (i % (num_streams * 100) == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (!lockstep && i % (num_streams * 100) == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   for (auto& writer : writers) writer->end();
   for (auto& client : clients) client.join();

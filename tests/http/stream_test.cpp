@@ -146,6 +146,16 @@ TEST(Stream, NoDisconnectAfterTheEnd) {
   EXPECT_EQ(calls, 0);
 }
 
+TEST(Stream, ACallbackMayBeWhatOwnsTheWriter) {
+  auto server = start([](const Request&, std::shared_ptr<ResponseWriter> writer) {
+    ResponseWriter* raw = writer.get();
+    writer->on_disconnect([owner = std::move(writer)] { EXPECT_TRUE(owner->disconnected()); });
+    raw->start_stream(200, {});
+    raw->end();  // destroys the callback, and with it the writer
+  });
+  EXPECT_EQ(request(get(*server, "/"), soon())->status, 200);
+}
+
 TEST(Stream, AHalfClosedClientStillGetsAnAnswerThatIsReady) {
   auto server =
       start([](const Request& r, const std::shared_ptr<ResponseWriter>& w) { w->send(text(r.path)); });
