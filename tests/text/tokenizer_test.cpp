@@ -170,6 +170,34 @@ TEST(Tokenizer, TokenBytesAreRawBytes) {
   }
 }
 
+TEST(Tokenizer, PreTokenizersDifferInContractionsNewlinesAndComposition) {
+  using Pieces = std::vector<std::string>;
+  const auto split = [](const std::string& name, std::string_view text) {
+    return pieces(*make(byte_vocabulary(name, {{"'", "S"}, {"!", "\u010A"}})), text);
+  };
+  EXPECT_EQ(split("llama-bpe", "x'S!\n"), (Pieces{"x", "'S", "!\n"}));
+  EXPECT_EQ(split("qwen2", "x'S!\n"), (Pieces{"x", "'S", "!\n"}));
+  EXPECT_EQ(split("gpt-2", "x'S!\n"), (Pieces{"x", "'", "S", "!", "\n"}));
+  EXPECT_EQ(split("default", "x'S!\n"), (Pieces{"x", "'", "S", "!", "\n"}));
+  EXPECT_EQ(split("qwen2", "e\u0301"), (Pieces{"\xC3", "\xA9"}));
+  EXPECT_EQ(split("llama-bpe", "e\u0301").size(), 3u);
+}
+
+TEST(Tokenizer, JsonAndGgufOfOneVocabularyAgree) {
+  const TokenizerSpec gguf = byte_vocabulary("gpt-2", {{"h", "e"}, {"\u0120", "he"}});
+  const auto from_gguf = make(gguf);
+  const auto from_json = make(as_tokenizer_json(gguf));
+  ASSERT_TRUE(from_json->is_byte_level());
+  ASSERT_EQ(from_json->vocab_size(), from_gguf->vocab_size());
+  for (int32_t id = 0; id < from_gguf->vocab_size(); ++id) {
+    EXPECT_EQ(from_json->token_bytes(id), from_gguf->token_bytes(id));
+    EXPECT_EQ(from_json->is_special(id), from_gguf->is_special(id));
+  }
+  const std::string text = "he said: the \"caf\u00e9\"<|end|> he";
+  EXPECT_EQ(*from_json->encode(text), *from_gguf->encode(text));
+  EXPECT_EQ(from_json->decode(*from_json->encode(text), false), text);
+}
+
 TEST(Tokenizer, JsonWithByteFallback) {
   const auto tokenizer = make(metaspace_vocabulary());
   EXPECT_FALSE(tokenizer->is_byte_level());

@@ -55,6 +55,41 @@ inline TokenizerSpec byte_vocabulary(const std::string& pre_tokenizer,
   return spec;
 }
 
+// The tokenizer.json that a Hugging Face directory would hold for byte_vocabulary("gpt-2", …): with a
+// truncation and a padding left over from training, as real files have.
+inline TokenizerSpec as_tokenizer_json(const TokenizerSpec& gguf) {
+  const auto quoted = [](const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+      if (c == '"' || c == '\\') out += '\\';
+      out += c;
+    }
+    return out + '"';
+  };
+  std::string vocab;
+  std::string added;
+  std::string merges;
+  for (size_t id = 0; id < gguf.tokens.size(); ++id) {
+    const std::string number = std::to_string(id);
+    vocab += (id == 0 ? "" : ",") + quoted(gguf.tokens[id]) + ":" + number;
+    if (gguf.token_types[id] != 3) continue;
+    added += std::string(added.empty() ? "" : ",") + "{\"id\":" + number +
+             ",\"content\":" + quoted(gguf.tokens[id]) +
+             R"(,"single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true})";
+  }
+  for (const std::string& merge : gguf.merges) merges += (merges.empty() ? "" : ",") + quoted(merge);
+  TokenizerSpec spec;
+  spec.tokenizer_json =
+      R"({"version":"1.0","truncation":{"direction":"Right","max_length":2,"strategy":"LongestFirst","stride":0},)"
+      R"("padding":{"strategy":{"Fixed":9},"direction":"Right","pad_to_multiple_of":null,"pad_id":0,)"
+      R"("pad_type_id":0,"pad_token":"x"},"added_tokens":[)" +
+      added + R"(],"normalizer":null,"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,)" +
+      R"("trim_offsets":true,"use_regex":true},"post_processor":null,"decoder":{"type":"ByteLevel",)" +
+      R"("add_prefix_space":true,"trim_offsets":true,"use_regex":true},"model":{"type":"BPE","vocab":{)" +
+      vocab + "},\"merges\":[" + merges + "]}}";
+  return spec;
+}
+
 // A tokenizer.json like Llama 2's: "▁" for space, bytes as "<0xE2>". Ids: 0 <unk>, 1 <s>, 2 </s>, 3…258
 // bytes, then "▁" and the letters a, b, c, "é".
 inline TokenizerSpec metaspace_vocabulary() {
