@@ -20,6 +20,9 @@ std::string_view to_string(CpuLevel level);
 bool supports(CpuLevel level);             // this CPU and its operating system
 std::optional<CpuLevel> best_cpu_level();  // none: no AVX2
 
+// Linear layers convert their activations this many tokens at a time, into a workspace that stays in cache.
+inline constexpr int64_t kTokenBlock = 256;
+
 struct CpuTuning {
   std::optional<CpuLevel> level;  // default: the best that this CPU runs
   // Dense layers with at most this many tokens take our own kernels, whose rows do not depend on the batch;
@@ -42,7 +45,7 @@ class CpuOpState : public OpState {
   int64_t max_skinny_tokens() const { return max_skinny_tokens_; }
 
   // One op at a time uses these: ops of a state run in order on one stream.
-  // Activations converted for a linear layer: max_tokens · max_features floats.
+  // Activations converted for a linear layer: min(max_tokens, kTokenBlock) · max_features floats.
   std::span<std::byte> activation_workspace() const { return activation_workspace_; }
   // Of one thread in [0, threads): thread_scratch_bytes(options), 64-byte aligned, contents undefined.
   std::span<std::byte> thread_scratch(int thread) const;

@@ -1,0 +1,42 @@
+#include "kernels/cpu/cpu_ops.h"
+
+#include "kernels/cpu/cpu_op_state.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/ops.h"
+
+namespace llm_dist::kernels {
+
+namespace {
+// Every scheme beside every float: kernels convert on the way.
+bool takes_weight_cpu(WeightScheme, DType activation) {
+  return activation == DType::kF32 || activation == DType::kBF16 || activation == DType::kF16;
+}
+}  // namespace
+
+const OpTable& cpu_ops() {
+  static constexpr OpTable kTable{
+      .backend = "cpu",
+      .make_state = make_cpu_state,
+      .workspace_bytes = cpu_workspace_bytes,
+      .takes_weight = takes_weight_cpu,
+      .prepare_weight = prepare_weight_cpu,
+      .attention_plan = attention_plan_cpu,
+      .embedding = embedding_cpu,
+      .rms_norm = rms_norm_cpu,
+      .add_rms_norm = add_rms_norm_cpu,
+      .add = add_cpu,
+      .linear = linear_cpu,
+      .silu_and_mul = silu_and_mul_cpu,
+      .rope_append = rope_append_cpu,
+      .attention = attention_cpu,
+      .gather_tokens = gather_tokens_cpu,
+      .scatter_tokens = scatter_tokens_cpu,
+      .gather_rows = gather_rows_cpu,
+      .sample = sample_cpu,
+      .argmax_shard = argmax_shard_cpu,
+      .argmax_merge = argmax_merge_cpu,
+  };
+  return kTable;
+}
+
+}  // namespace llm_dist::kernels

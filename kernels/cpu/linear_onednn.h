@@ -1,0 +1,40 @@
+// DenseMatmul: oneDNN's matmul, its engine, and the primitives made so far.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "src/base/dtype.h"
+#include "src/base/status.h"
+
+namespace llm_dist::kernels {
+
+// out [m, n] = x [m, k] · Wᵀ + bias; w [n, k] contiguous in x's dtype, bias [n] in x's dtype or null.
+struct DenseMatmulCall {
+  DType dtype = DType::kF32;  // of x, w and bias
+  DType out_dtype = DType::kF32;
+  int64_t m = 0, n = 0, k = 0;
+  const void* x = nullptr;
+  int64_t x_stride = 0;  // elements a row
+  const void* w = nullptr;
+  const void* bias = nullptr;
+  void* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+class DenseMatmul {
+ public:
+  explicit DenseMatmul(int threads);
+  ~DenseMatmul();
+
+  // Whether this CPU has a matmul for the dtype: asked of oneDNN once and remembered.
+  bool supports(DType dtype);
+  // Runs on the calling thread and its team. Call it from one thread.
+  Status run(const DenseMatmulCall& call);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace llm_dist::kernels

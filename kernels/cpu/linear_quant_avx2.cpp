@@ -1,0 +1,69 @@
+// AVX2: byte products in pairs to int16 (maddubs), which the operands' ranges keep from saturating.
+#include "kernels/cpu/linear_quant_256.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+struct Avx2Dot {
+  // A pair of products is at most 2 · 15 · 127, so that eight of them still fit int16.
+  static LLM_DIST_INLINE __m256i nibbles(const __m256i* w, const int8_t* x) {
+    __m256i sums = _mm256_maddubs_epi16(w[0], broadcast4(x));
+    for (int j = 1; j < 8; ++j) {
+      sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(w[j], broadcast4(x + 4 * j)));
+    }
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+  }
+  // maddubs wants one unsigned operand: |w| · (x with w's sign), a pair at most 2 · 128 · 127.
+  static LLM_DIST_INLINE __m256i bytes(const __m256i* w, const int8_t* x) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums = _mm256_setzero_si256();
+    for (int j = 0; j < 8; ++j) {
+      __m256i pairs =
+          _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(broadcast4(x + 4 * j), w[j]));
+      sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, ones));
+    }
+    return sums;
+  }
+};
+
+LLM_DIST_INLINE float largest(__m256 v) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+LLM_DIST_INLINE int32_t sum_i8(__m256i q) {
+  __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+  __m256i dwords = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(dwords), _mm256_extracti128_si256(dwords, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+}  // namespace
+
+QuantTileFn quant_tile_avx2(QuantScheme scheme) { return tile_of<Avx2Dot>(scheme); }
+
+void quantize_blocks_avx2(const float* x, int64_t blocks, QuantizedBlock* out) {
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // undoes the packs' lane order
+  for (int64_t b = 0; b < blocks; ++b, x += 32) {
+    __m256 v[4];
+    for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
+    __m256 m = _mm256_max_ps(_mm256_max_ps(_mm256_and_ps(v[0], magnitude), _mm256_and_ps(v[1], magnitude)),
+                             _mm256_max_ps(_mm256_and_ps(v[2], magnitude), _mm256_and_ps(v[3], magnitude)));
+    float scale = largest(m) / 127.0f;
+    const __m256 inverse = _mm256_set1_ps(scale < 1e-37f ? 0.0f : 1.0f / scale);
+    __m256i q[4];
+    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    bytes = _mm256_permutevar8x32_epi32(bytes, order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[b].q), bytes);
+    out[b].scale = scale;
+    const int32_t sum = sum_i8(bytes);
+    out[b].sum = scale * static_cast<float>(sum);
+    out[b].negative_sum = -sum;
+  }
+}
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,8 @@
+llm_dist_test(cpu_ops_test LABEL cpu SOURCES cpu_ops_test.cpp LIBS llm_dist_kernels hwy::hwy)
+llm_dist_test(cpu_attention_test LABEL cpu SOURCES cpu_attention_test.cpp LIBS llm_dist_kernels hwy::hwy)
+llm_dist_test(cpu_sample_test LABEL cpu SOURCES cpu_sample_test.cpp LIBS llm_dist_kernels hwy::hwy)
+
+# Not a test: decode attention in GB/s, prompt attention in GFLOP/s, sampling in µs a row.
+add_executable(cpu_ops_bench cpu_ops_bench.cpp)
+llm_dist_target_defaults(cpu_ops_bench)
+target_link_libraries(cpu_ops_bench PRIVATE llm_dist_kernels)
