@@ -1,0 +1,2 @@
+llm_dist_test(
+    host_channel_test LABEL cpu SOURCES host_channel_test.cpp host_test_world.cpp LIBS llm_dist_comm)
