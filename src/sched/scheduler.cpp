@@ -115,11 +115,8 @@ bool Scheduler::schedule(StepPlan& plan) {
 void Scheduler::classify() {
   decodes_.clear();
   prefills_.clear();
-  unfilled_prompt_blocks_ = 0;
   for (Sequence* sequence : running_.members()) {
     (sequence->in_prefill() ? prefills_ : decodes_).push_back(sequence);
-    if (sequence->in_prefill())
-      unfilled_prompt_blocks_ += blocks_for(sequence->start_len) - sequence->num_blocks;
   }
 }
 
@@ -170,13 +167,13 @@ int32_t Scheduler::chunk_of(int32_t remaining) const {
   return options_.enable_chunked_prefill ? builder_.tokens_left() : 0;
 }
 
-// All its tokens fit, beside the prompts that are still being read, and the others can go on for a while: a
-// sequence that is admitted into the last blocks is the first to be preempted, and its prefill was for
-// nothing.
+// All its tokens fit, and the others can go on for a while: a sequence that is admitted into the last blocks
+// is the first to be preempted, and its prefill was for nothing. (No other prompt is half read here: it would
+// have had the tokens.)
 bool Scheduler::can_admit(const Sequence& sequence) const {
   const int32_t headroom = running_.size() / 2;
   const int32_t needed = blocks_for(static_cast<int32_t>(sequence.tokens.size()));
-  return !free_slots_.empty() && pool_.num_free() >= needed + unfilled_prompt_blocks_ + headroom;
+  return !free_slots_.empty() && pool_.num_free() >= needed + headroom;
 }
 
 void Scheduler::start(Sequence& sequence) {
@@ -189,7 +186,6 @@ void Scheduler::start(Sequence& sequence) {
   sequence.computed_ahead = sequence.num_blocks = 0;
   sequence.last_step = sequence.last_sample_step = 0;
   running_.insert(sequence);
-  unfilled_prompt_blocks_ += blocks_for(sequence.start_len);
   if (!sequence.started) prompt_tokens_total_ += static_cast<uint64_t>(sequence.prompt_len);
   sequence.started = true;
   builder_.add_start(sequence);
@@ -204,11 +200,7 @@ bool Scheduler::add_run(Sequence& sequence, int32_t count) {
     return false;
   }
   for (int32_t i = 0; i < num_new_blocks; ++i) builder_.add_new_block(pool_.allocate());
-  if (sequence.in_prefill()) {
-    unfilled_prompt_blocks_ -= num_new_blocks;
-  } else {
-    builder_.needs_tokens_of(sequence.last_sample_step);
-  }
+  builder_.needs_tokens_of(sequence.last_sample_step);
   const bool samples = sequence.computed_ahead + count == sequence.len_ahead;
   builder_.add_run({.sequence = &sequence,
                     .begin = sequence.computed_ahead,

@@ -111,7 +111,6 @@ class Scheduler {
   std::vector<Sequence*> decodes_;   // scratch of schedule()
   std::vector<Sequence*> prefills_;  // scratch of schedule()
   std::vector<std::vector<Touch>> touches_;  // [max_steps_in_flight]: the runs of the steps in flight
-  int32_t unfilled_prompt_blocks_ = 0;       // blocks that running prefills have yet to take
   int32_t draining_blocks_ = 0;              // come free without a preemption as steps retire
   int32_t num_final_ = 0;
   int32_t num_preempting_ = 0;

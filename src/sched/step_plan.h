@@ -47,7 +47,8 @@ struct StepPlan {
   static constexpr uint32_t kVersion = 1;
 
   uint64_t step = 0;  // 1, 2, 3, …
-  // Tokens sampled by steps up to this one must stand in the first stage's history before this step starts.
+  // Tokens sampled by steps up to this one must stand in the first stage's history before this step starts:
+  // those it reads, and those of the last holder of a slot it starts, lest they arrive late and overwrite.
   uint64_t needs_tokens_of = 0;
   // The mirror's checksum once this plan is applied.
   uint64_t mirror_checksum = 0;

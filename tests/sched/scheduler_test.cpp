@@ -129,14 +129,19 @@ TEST(Scheduler, WithoutChunksALongPromptGetsItsStep) {
   options.max_num_batched_tokens = 64;
   Bench bench(options);
   bench.add(1, 3, 50);
+  bench.add(2, 3, 50);
   bench.step();
-  bench.add(2, 63, 1);
   bench.add(3, 63, 1);
+  bench.add(4, 63, 1);
   bench.step();
   EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 63}));
+  const int32_t first = bench.plan.runs.at(0).slot;
   bench.step();
   EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 63}));
-  EXPECT_TRUE(bench.events.at(1).finish == FinishReason::kLength);
+  EXPECT_NE(bench.plan.runs.at(0).slot, first);  // they make way in turns
+  EXPECT_EQ(bench.events.at(1).finish, FinishReason::kLength);
+  bench.step();
+  EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 1}));
 }
 
 TEST(Scheduler, LookAheadReadsTheTokenOfTheStepInFlight) {
@@ -280,6 +285,24 @@ TEST(Scheduler, TokensInFlightOfAPreemptedSequenceCount) {
   ASSERT_TRUE(bench.schedule());
   EXPECT_EQ(bench.plan.ended_slots.size(), 1u);
   EXPECT_EQ(bench.plan.runs.size(), 1u);
+}
+
+TEST(Scheduler, BlocksThatComeFreeAnywayAreWaitedFor) {
+  SchedulerOptions options = small_options();
+  options.num_blocks = 9;
+  Bench bench(options);
+  for (const SequenceId id : {1, 2, 3, 4}) bench.add(id, 7, 9);
+  ASSERT_TRUE(bench.schedule());
+  ASSERT_TRUE(bench.schedule());
+  bench.retire();
+  ASSERT_TRUE(
+      bench.schedule());  // each wants a block: 1 takes the last, 4 will give back two, enough for 2 and 3
+  EXPECT_EQ(bench.plan.runs.size(), 1u);
+  EXPECT_EQ(bench.scheduler.stats().num_preemptions, 1u);
+  bench.retire();
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(bench.plan.runs.size(), 3u);
+  EXPECT_EQ(bench.scheduler.stats().num_preemptions, 1u);
 }
 
 TEST(Scheduler, PreemptedSequenceMayFinishWithItsTokenInFlight) {
