@@ -180,7 +180,6 @@ struct BigFile {
   static constexpr int64_t kRows = 3072;
   static constexpr int64_t kCols = 4096;
   BigFile() {
-    ModelConfig config = tiny_config();
     std::vector<BFloat16> data(static_cast<size_t>(kRows * kCols));
     for (size_t i = 0; i < data.size(); ++i) data[i].bits = static_cast<uint16_t>(i * 2654435761u >> 13);
     std::vector<BFloat16> one(64);

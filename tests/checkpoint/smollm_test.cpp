@@ -18,7 +18,7 @@ std::string smollm_path() {
 #define SKIP_WITHOUT_SMOLLM()                  \
   if (!std::filesystem::exists(smollm_path())) \
   GTEST_SKIP() << "no " << smollm_path()       \
-               << " (scripts/model.sh fetches it, LLM_DIST_SMOLLM_GGUF names another)"
+               << " (scripts/quickstart.sh fetches it, LLM_DIST_SMOLLM_GGUF names another)"
 
 // A rank's share under tensor parallelism, as the loader will ask for it: q, k, v, gate, up by rows, o and
 // down by columns, the embedding by rows, norms whole. SmolLM2's 3 KV heads split 2 + 1.
