@@ -1,6 +1,7 @@
 #include "kernels/cpu/sample_row.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -19,10 +20,10 @@ struct Nucleus {
   const RankKey* keys;
   int64_t count;
   float max;
-  float temperature;
+  float inverse_temperature;
 
   double weight(int64_t i) const {
-    return std::exp(static_cast<double>((logit_of(keys[i]) - max) / temperature));
+    return std::exp(static_cast<double>((logit_of(keys[i]) - max) * inverse_temperature));
   }
   double mass() const {
     double total = 0;
@@ -31,18 +32,16 @@ struct Nucleus {
   }
 };
 
-// The smallest prefix whose weights reach `target`; all of it if they do not (`reached` says).
-int64_t prefix_reaching(const Nucleus& nucleus, double target, bool& reached) {
+// Cuts to the smallest prefix whose weights reach `target`; false where all together do not.
+bool cut_to_mass(Nucleus& nucleus, double target) {
   double mass = 0;
   for (int64_t i = 0; i < nucleus.count; ++i) {
     mass += nucleus.weight(i);
-    if (mass >= target) {
-      reached = true;
-      return i + 1;
-    }
+    if (mass < target) continue;
+    nucleus.count = i + 1;
+    return true;
   }
-  reached = false;
-  return nucleus.count;
+  return false;
 }
 
 int64_t prefix_above(const Nucleus& nucleus, double min_weight) {
@@ -67,43 +66,78 @@ int32_t draw_from(const Nucleus& nucleus, double uniform) {
 
 // Inverse of the cumulative distribution in id order, over weights and their chunk sums.
 int32_t draw_in_id_order(const SampleScratch& s, double target) {
-  double before = 0;
-  int32_t last = 0;
-  for (int64_t c = 0; c < s.chunks; ++c) {
+  int64_t chunk = 0;
+  double before = 0;  // the weights of the chunks before `chunk`
+  double mass = 0;
+  for (int64_t c = 0; c < s.chunks && mass <= target; ++c) {
     if (s.chunk_sum[c] <= 0) continue;
-    const bool inside = before + s.chunk_sum[c] > target;
-    const int64_t begin = c * kVocabChunk;
-    double mass = before;
-    // A chunk's sum and its entries one by one may differ in the last bits: then its last entry is meant.
-    for (int64_t i = begin; i < begin + kVocabChunk; ++i) {
-      if (s.logits[i] <= 0) continue;
-      last = static_cast<int32_t>(i);
-      if (!inside) continue;
-      mass += static_cast<double>(s.logits[i]);
-      if (mass > target) return last;
-    }
-    if (inside) return last;
-    before += s.chunk_sum[c];
+    chunk = c;
+    before = mass;
+    mass += s.chunk_sum[c];
   }
-  return last;
+  // A chunk's sum and its entries one by one may differ in the last bits: then its last entry is meant.
+  int64_t last = chunk * kVocabChunk;
+  for (int64_t i = chunk * kVocabChunk; i < (chunk + 1) * kVocabChunk && before <= target; ++i) {
+    if (s.logits[i] <= 0) continue;
+    last = i;
+    before += static_cast<double>(s.logits[i]);
+  }
+  return static_cast<int32_t>(last);
 }
 
-// Top-k and top-p. Without top-k the nucleus is looked for among ever more candidates: a model's own
-// distribution rarely spreads over more than a few hundred.
-Nucleus select_nucleus(SampleScratch& s, const SampleRow& row, float max) {
-  const bool has_top_k = row.top_k > 0 && row.top_k < s.vocab_size;
-  const bool has_top_p = row.top_p < 1.0f;
-  const double top_p = static_cast<double>(row.top_p);
-  double total = 0;
-  if (!has_top_k) total = sum_weights(s.logits, s.chunks, {max, row.temperature, 0.0f});
-  for (int64_t k = has_top_k ? row.top_k : 256;; k *= 16) {
-    Nucleus nucleus{s.keys, select_best(s, k), max, row.temperature};
-    if (!has_top_p) return nucleus;
-    if (has_top_k) total = nucleus.mass();
-    bool reached = false;
-    nucleus.count = prefix_reaching(nucleus, top_p * total, reached);
-    if (reached || has_top_k || k >= s.vocab_size) return nucleus;
+// Entries of at least `threshold` become s.keys, unsorted; returns how many.
+int64_t collect_from(SampleScratch& s, float threshold) {
+  int64_t count = 0;
+  for (int64_t c = 0; c < s.chunks; ++c) {
+    if (s.chunk_max[c] < threshold) continue;
+    const int64_t end = std::min((c + 1) * kVocabChunk, s.vocab_size);
+    for (int64_t i = c * kVocabChunk; i < end; ++i) {
+      if (s.logits[i] >= threshold) s.keys[count++] = rank_key(s.logits[i], i);
+    }
   }
+  return count;
+}
+
+// A logit from which on the weights should sum to `target` and little more, by a histogram; −inf where the
+// mass lies too deep for it.
+float threshold_holding(const SampleScratch& s, float max, float inverse_temperature, double target) {
+  constexpr int kBuckets = 1024;
+  constexpr float kPerUnit = 32;  // buckets a unit of the exponent
+  std::array<int32_t, kBuckets> counts{};
+  for (int64_t i = 0; i < s.vocab_size; ++i) {
+    const float depth = (max - s.logits[i]) * inverse_temperature * kPerUnit;
+    if (depth < static_cast<float>(kBuckets)) ++counts[static_cast<size_t>(depth)];
+  }
+  constexpr double kMargin = 1.001;  // for entries that do not lie in the middle of their bucket
+  double mass = 0;
+  for (int b = 0; b < kBuckets; ++b) {
+    mass += counts[static_cast<size_t>(b)] * std::exp(-(b + 0.5) / static_cast<double>(kPerUnit));
+    if (mass >= kMargin * target) return max - static_cast<float>(b + 1) / kPerUnit / inverse_temperature;
+  }
+  return kMinusInfinity;
+}
+
+// The smallest set whose mass reaches top_p. A model's own distribution rarely spreads over more than a
+// hundred tokens, so those are tried first.
+Nucleus top_p_of_all(SampleScratch& s, double top_p, float max, float inverse_temperature) {
+  const double target = top_p * sum_weights(s.logits, s.chunks, {max, inverse_temperature, 0.0f});
+  Nucleus nucleus{s.keys, select_best(s, 128), max, inverse_temperature};
+  if (cut_to_mass(nucleus, target)) return nucleus;
+  for (float threshold : {threshold_holding(s, max, inverse_temperature, target), kMinusInfinity}) {
+    nucleus.count = collect_from(s, threshold);
+    std::sort(s.keys, s.keys + nucleus.count);
+    if (cut_to_mass(nucleus, target)) break;
+  }
+  return nucleus;
+}
+
+// Top-k, then top-p of what that left.
+Nucleus select_nucleus(SampleScratch& s, const SampleRow& row, float max, float inverse_temperature) {
+  const auto top_p = static_cast<double>(row.top_p);
+  if (row.top_k <= 0 || row.top_k >= s.vocab_size) return top_p_of_all(s, top_p, max, inverse_temperature);
+  Nucleus nucleus{s.keys, select_best(s, row.top_k), max, inverse_temperature};
+  if (top_p < 1) cut_to_mass(nucleus, top_p * nucleus.mass());
+  return nucleus;
 }
 
 int32_t best_token(const SampleScratch& s, float max) {
@@ -146,14 +180,7 @@ int64_t select_best(SampleScratch& s, int64_t k) {
     std::nth_element(s.chunk_rank, s.chunk_rank + (k - 1), s.chunk_rank + s.chunks, std::greater<>());
     threshold = s.chunk_rank[k - 1];
   }
-  int64_t count = 0;
-  for (int64_t c = 0; c < s.chunks; ++c) {
-    if (s.chunk_max[c] < threshold) continue;
-    const int64_t end = std::min((c + 1) * kVocabChunk, s.vocab_size);
-    for (int64_t i = c * kVocabChunk; i < end; ++i) {
-      if (s.logits[i] >= threshold) s.keys[count++] = rank_key(s.logits[i], i);
-    }
-  }
+  const int64_t count = collect_from(s, threshold);
   if (k < count) std::nth_element(s.keys, s.keys + k, s.keys + count);
   std::sort(s.keys, s.keys + k);
   return k;
@@ -193,13 +220,15 @@ int32_t draw_token(SampleScratch& s, const SampleRow& row) {
   if (max == kMinusInfinity) return smallest_allowed(row, s.vocab_size);
   if (!(row.temperature > 0)) return best_token(s, max);
   const double uniform = sampling_uniform(row.seed, static_cast<uint32_t>(row.position), row.choice);
+  const float inverse_temperature = std::min(1 / row.temperature, std::numeric_limits<float>::max());
   const float min_p = std::clamp(row.min_p, 0.0f, 1.0f);
   const bool ranked = (row.top_k > 0 && row.top_k < s.vocab_size) || row.top_p < 1.0f;
   if (!ranked) {
-    const double total = replace_by_weights(s.logits, s.chunks, {max, row.temperature, min_p}, s.chunk_sum);
+    const double total =
+        replace_by_weights(s.logits, s.chunks, {max, inverse_temperature, min_p}, s.chunk_sum);
     return draw_in_id_order(s, uniform * total);
   }
-  Nucleus nucleus = select_nucleus(s, row, max);
+  Nucleus nucleus = select_nucleus(s, row, max, inverse_temperature);
   if (min_p > 0) nucleus.count = prefix_above(nucleus, static_cast<double>(min_p));
   return draw_from(nucleus, uniform);
 }

@@ -47,11 +47,11 @@ template <bool kReplace>
 HWY_INLINE float chunk_weights(float* x, const SoftmaxScan& scan) {
   const FloatTag d;
   const FloatVec max = hn::Set(d, scan.max);
-  const FloatVec temperature = hn::Set(d, scan.temperature);
+  const FloatVec factor = hn::Set(d, scan.inverse_temperature);
   const FloatVec floor = hn::Set(d, scan.min_weight);
   FloatVec sum = hn::Zero(d);
   for (int64_t i = 0; i < kVocabChunk; i += kLanes) {
-    FloatVec weight = hn::Exp(d, hn::Div(hn::Sub(load_floats(x + i), max), temperature));
+    FloatVec weight = hn::Exp(d, hn::Mul(hn::Sub(load_floats(x + i), max), factor));
     weight = hn::IfThenElseZero(hn::Ge(weight, floor), weight);
     if constexpr (kReplace) store_floats(weight, x + i);
     sum = hn::Add(sum, weight);

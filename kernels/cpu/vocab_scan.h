@@ -7,7 +7,7 @@
 
 namespace llm_dist::kernels {
 
-inline constexpr int64_t kVocabChunk = 256;
+inline constexpr int64_t kVocabChunk = 128;
 constexpr int64_t vocab_chunks(int64_t vocab_size) { return (vocab_size + kVocabChunk - 1) / kVocabChunk; }
 
 // Copies n logits; NaN becomes −inf, +inf the largest float.
@@ -17,12 +17,12 @@ void copy_clean(const float* from, float* to, int64_t n);
 float scan_chunk_maxima(const float* x, int64_t chunks, float* chunk_max);
 
 struct SoftmaxScan {
-  float max;          // finite
-  float temperature;  // > 0
-  float min_weight;   // weights below are dropped
+  float max;                  // finite
+  float inverse_temperature;  // finite
+  float min_weight;           // weights below are dropped
 };
 
-// weight(x) = exp((x − max) / temperature). Returns Σ weights.
+// weight(x) = exp((x − max) · inverse_temperature). Returns Σ weights.
 double sum_weights(const float* x, int64_t chunks, const SoftmaxScan& scan);
 // The same, writing the weights over x and each chunk's sum to chunk_sum.
 double replace_by_weights(float* x, int64_t chunks, const SoftmaxScan& scan, double* chunk_sum);
