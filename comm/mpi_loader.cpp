@@ -33,9 +33,13 @@ Result<const MpiModule*> open_module(const std::string& path) {
   // Global: MPI opens parts of its own that look for its symbols there. Never closed: MPI does not survive
   // it.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
-  if (handle == nullptr)
-    return failed_precondition(format(
-        "{}: install Open MPI (Debian and Ubuntu: apt-get install openmpi-bin libopenmpi3)", dlerror()));
+  if (handle == nullptr) {
+    std::string why = dlerror();
+    // The module itself is there, so a missing file is libmpi.
+    if (why.find("No such file") != std::string::npos)
+      why += ": install Open MPI (Debian and Ubuntu: apt-get install openmpi-bin libopenmpi3)";
+    return failed_precondition(why);
+  }
   auto entry = reinterpret_cast<MpiModuleEntry>(dlsym(handle, kMpiModuleEntry));
   const MpiModule* module = entry == nullptr ? nullptr : entry();
   if (module == nullptr || module->version != kMpiModuleVersion)
