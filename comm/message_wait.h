@@ -1,0 +1,35 @@
+// The wait of everything that runs over a MessageChannel: it ends with the messages, the group's error, or
+// the deadline, and shares the core with whoever the messages come from.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "comm/first_error.h"
+#include "comm/message_transport.h"
+#include "src/base/clock.h"
+
+namespace llm_dist::comm {
+
+// Looks for word from peers that ended a group; called now and then while a wait goes on.
+class NoticeReader {
+ public:
+  virtual ~NoticeReader() = default;
+  virtual void read_notices() = 0;
+};
+
+struct MessageWait {
+  const FirstError& error;
+  NoticeReader& notices;
+  std::span<const int> world_ranks;  // the group's, for messages
+  std::string_view group;            // its name
+};
+
+// Ends when all that was started on `channel` is complete. On failure it is withdrawn; deadline_exceeded
+// names `what` and the ranks that did not come.
+Status wait_for_messages(MessageChannel& channel,
+                         const MessageWait& wait,
+                         Deadline deadline,
+                         std::string_view what);
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,286 @@
+#include "comm/message_world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+
+#include "comm/group_registry.h"
+#include "comm/message_communicator.h"
+#include "comm/message_wait.h"
+#include "comm/self_communicator.h"
+
+namespace llm_dist::comm {
+namespace {
+
+// Group 0 is the world itself; its tags:
+enum WorldTag : int { kTagBytes, kTagPropose, kTagAgree };
+
+// What the ranks of a new group tell its first rank, and what that answers.
+struct GroupProposal {
+  uint64_t fingerprint = 0;  // of name and members
+  int64_t id = 0;            // the smallest that the sender has not used; the answer: the id, or −1
+};
+
+// A notice: why group `id` ended.
+struct NoticeHeader {
+  int32_t id = 0;
+  int32_t code = 0;
+};
+constexpr int32_t kWholeWorld = 0;
+
+// FNV-1a.
+uint64_t fingerprint_of(const std::string& name, std::span<const int> world_ranks) {
+  std::string text = name;
+  for (int rank : world_ranks) text += format(",{}", rank);
+  uint64_t hash = 14695981039346656037u;
+  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
+
+std::string serialize(const HostInfo& host) {
+  return format("{}\n{}\n{}", host.hostname, host.boot_id, host.pid);
+}
+
+Result<HostInfo> parse_host(const std::string& text) {
+  size_t first = text.find('\n');
+  size_t second = first == std::string::npos ? first : text.find('\n', first + 1);
+  if (second == std::string::npos) return data_loss("a rank's description of its host");
+  HostInfo host;
+  host.hostname = text.substr(0, first);
+  host.boot_id = text.substr(first + 1, second - first - 1);
+  host.pid = std::atoi(text.c_str() + second + 1);
+  return host;
+}
+
+class MessageWorld : public World, private NoticeReader {
+ public:
+  MessageWorld(std::unique_ptr<MessageTransport> transport,
+               std::string backend,
+               const RankInfo& info,
+               const WorldOptions& options);
+  Status gather_hosts();
+
+  const RankInfo& rank_info() const override { return info_; }
+  const std::vector<HostInfo>& hosts() const override { return hosts_; }
+  const WorldOptions& options() const override { return options_; }
+  Result<std::unique_ptr<Communicator>> make_communicator(std::span<const int> world_ranks,
+                                                          const std::string& name,
+                                                          Duration timeout) override;
+  Status barrier(Deadline deadline) override { return all_gather_bytes("", deadline).status(); }
+  Result<std::vector<std::string>> all_gather_bytes(const std::string& mine, Deadline deadline) override;
+  void abort(Status cause) override;
+  Status close(Deadline deadline) override;
+
+ private:
+  void read_notices() override;
+  Status wait(Deadline deadline, std::string_view what);
+  Status end_channel(Status cause);
+  Result<int> agree_on_id(std::span<const int> world_ranks, const std::string& name, Deadline deadline);
+  Result<int> collect_proposals(std::span<const int> world_ranks, GroupProposal mine, Deadline deadline);
+  Result<int> propose(int first_rank, GroupProposal mine, Deadline deadline);
+  void tell(std::span<const int> world_ranks, int32_t id, const Status& cause);
+
+  std::unique_ptr<MessageTransport> transport_;
+  const std::string backend_;
+  RankInfo info_;
+  WorldOptions options_;
+  std::vector<int> all_ranks_;
+  std::vector<HostInfo> hosts_;
+  GroupRegistry groups_;
+  std::shared_ptr<FirstError> world_error_;
+  std::mutex channel_mutex_;  // channel_ and next_id_
+  std::unique_ptr<MessageChannel> channel_;
+  int next_id_ = 1;
+};
+
+MessageWorld::MessageWorld(std::unique_ptr<MessageTransport> transport,
+                           std::string backend,
+                           const RankInfo& info,
+                           const WorldOptions& options)
+    : transport_(std::move(transport)),
+      backend_(std::move(backend)),
+      info_(info),
+      options_(options),
+      all_ranks_(static_cast<size_t>(info.size)),
+      world_error_(groups_.open(kWholeWorld)) {
+  std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
+  channel_ = transport_->open_channel(kWholeWorld, all_ranks_);
+}
+
+Status MessageWorld::gather_hosts() {
+  ASSIGN_OR_RETURN(auto texts,
+                   all_gather_bytes(serialize(this_host()), Deadline::after(options_.setup_timeout)));
+  for (const std::string& text : texts) {
+    ASSIGN_OR_RETURN(HostInfo host, parse_host(text));
+    hosts_.push_back(std::move(host));
+  }
+  number_local_ranks(hosts_);
+  const HostInfo& mine = hosts_[static_cast<size_t>(info_.rank)];
+  info_.local_rank = mine.local_rank;
+  info_.local_size = mine.local_size;
+  return {};
+}
+
+Status MessageWorld::wait(Deadline deadline, std::string_view what) {
+  MessageWait messages{.error = *world_error_, .notices = *this, .world_ranks = all_ranks_, .group = "world"};
+  return wait_for_messages(*channel_, messages, deadline, what);
+}
+
+// A message that comes after all would be taken for the next call's: there is none.
+Status MessageWorld::end_channel(Status cause) {
+  channel_->cancel();
+  world_error_->set(cause);
+  return cause;
+}
+
+// Lengths first, then the bytes.
+Result<std::vector<std::string>> MessageWorld::all_gather_bytes(const std::string& mine, Deadline deadline) {
+  std::lock_guard lock(channel_mutex_);
+  RETURN_IF_ERROR(world_error_->get());
+  CHECK_LE(mine.size(), MessageChannel::kMaxBytes);
+  uint64_t my_bytes = mine.size();
+  std::vector<uint64_t> bytes(all_ranks_.size(), my_bytes);
+  auto with_each_peer = [&](auto start) -> Status {
+    for (int r : all_ranks_)
+      if (r != info_.rank) RETURN_IF_ERROR(start(r, static_cast<size_t>(r)));
+    return wait(deadline, "all_gather_bytes");
+  };
+  Status status = with_each_peer([&](int r, size_t i) -> Status {
+    RETURN_IF_ERROR(channel_->start_recv(&bytes[i], sizeof bytes[i], r, kTagBytes));
+    return channel_->start_send(&my_bytes, sizeof my_bytes, r, kTagBytes);
+  });
+  if (!status.ok()) return end_channel(std::move(status));
+  std::vector<std::string> gathered(all_ranks_.size(), mine);
+  for (size_t i = 0; i < gathered.size(); ++i) gathered[i].resize(bytes[i]);
+  status = with_each_peer([&](int r, size_t i) -> Status {
+    if (bytes[i] > 0) RETURN_IF_ERROR(channel_->start_recv(gathered[i].data(), bytes[i], r, kTagBytes));
+    return mine.empty() ? ok_status() : channel_->start_send(mine.data(), mine.size(), r, kTagBytes);
+  });
+  if (!status.ok()) return end_channel(std::move(status));
+  return gathered;
+}
+
+Result<int> MessageWorld::collect_proposals(std::span<const int> world_ranks,
+                                            GroupProposal mine,
+                                            Deadline deadline) {
+  std::vector<GroupProposal> proposals(world_ranks.size(), mine);
+  for (size_t i = 1; i < world_ranks.size(); ++i)
+    RETURN_IF_ERROR(channel_->start_recv(&proposals[i], sizeof(GroupProposal), world_ranks[i], kTagPropose));
+  RETURN_IF_ERROR(wait(deadline, "making a group"));
+  GroupProposal answer = mine;
+  for (const GroupProposal& proposal : proposals) answer.id = std::max(answer.id, proposal.id);
+  for (const GroupProposal& proposal : proposals)
+    if (proposal.fingerprint != mine.fingerprint) answer.id = -1;
+  for (size_t i = 1; i < world_ranks.size(); ++i)
+    RETURN_IF_ERROR(channel_->start_send(&answer, sizeof answer, world_ranks[i], kTagAgree));
+  RETURN_IF_ERROR(wait(deadline, "making a group"));
+  return static_cast<int>(answer.id);
+}
+
+Result<int> MessageWorld::propose(int first_rank, GroupProposal mine, Deadline deadline) {
+  GroupProposal answer;
+  RETURN_IF_ERROR(channel_->start_send(&mine, sizeof mine, first_rank, kTagPropose));
+  RETURN_IF_ERROR(channel_->start_recv(&answer, sizeof answer, first_rank, kTagAgree));
+  RETURN_IF_ERROR(wait(deadline, "making a group"));
+  return static_cast<int>(answer.fingerprint == mine.fingerprint ? answer.id : -1);
+}
+
+// The largest of what its ranks have not used: then no two groups with a rank in common share an id.
+Result<int> MessageWorld::agree_on_id(std::span<const int> world_ranks,
+                                      const std::string& name,
+                                      Deadline deadline) {
+  std::lock_guard lock(channel_mutex_);
+  RETURN_IF_ERROR(world_error_->get());
+  GroupProposal mine{.fingerprint = fingerprint_of(name, world_ranks), .id = next_id_};
+  bool first = world_ranks[0] == info_.rank;
+  auto agreed =
+      first ? collect_proposals(world_ranks, mine, deadline) : propose(world_ranks[0], mine, deadline);
+  if (!agreed.ok()) return end_channel(agreed.status());
+  int id = *agreed;
+  if (id < 0)
+    return failed_precondition(
+        format("group {}: rank {} and its peers make different groups", name, info_.rank));
+  if (id >= MessageTransport::kGroups) return resource_exhausted(format("{} groups made", id));
+  next_id_ = id + 1;
+  return id;
+}
+
+Result<std::unique_ptr<Communicator>> MessageWorld::make_communicator(std::span<const int> world_ranks,
+                                                                      const std::string& name,
+                                                                      Duration timeout) {
+  ASSIGN_OR_RETURN(int rank, rank_in_group(world_ranks, info_));
+  if (world_ranks.size() == 1) return std::unique_ptr<Communicator>(std::make_unique<SelfCommunicator>(name));
+  ASSIGN_OR_RETURN(int id, agree_on_id(world_ranks, name, Deadline::after(options_.setup_timeout)));
+  std::vector<int> members(world_ranks.begin(), world_ranks.end());
+  MessageGroup group{.world_ranks = members,
+                     .channel = transport_->open_channel(id, members),
+                     .error = groups_.open(id),
+                     .notices = this,
+                     .tell_peers = [this, members, id](const Status& cause) { tell(members, id, cause); },
+                     .timeout = timeout};
+  CommInfo info{.backend = backend_, .name = name, .rank = rank, .size = static_cast<int>(members.size())};
+  return std::unique_ptr<Communicator>(
+      std::make_unique<MessageCommunicator>(std::move(info), std::move(group)));
+}
+
+void MessageWorld::tell(std::span<const int> world_ranks, int32_t id, const Status& cause) {
+  NoticeHeader header{.id = id, .code = static_cast<int32_t>(cause.code())};
+  std::string notice(reinterpret_cast<const char*>(&header), sizeof header);
+  notice += cause.message().substr(0, MessageTransport::kNoticeBytes - sizeof header);
+  for (int r : world_ranks)
+    if (r != info_.rank) transport_->post_notice(r, std::as_bytes(std::span(notice)));
+}
+
+void MessageWorld::read_notices() {
+  int sender = 0;
+  for (std::string notice = transport_->take_notice(sender); !notice.empty();
+       notice = transport_->take_notice(sender)) {
+    NoticeHeader header;
+    if (notice.size() < sizeof header) continue;
+    std::memcpy(&header, notice.data(), sizeof header);
+    // Said once, by whom it happened to.
+    Status cause(static_cast<StatusCode>(header.code), notice.substr(sizeof header));
+    if (cause.ok()) continue;
+    if (header.id == kWholeWorld) {
+      groups_.abort_all(cause);
+    } else {
+      groups_.abort(header.id, cause);
+    }
+  }
+}
+
+void MessageWorld::abort(Status cause) {
+  if (world_error_->failed()) return;
+  groups_.abort_all(cause);
+  tell(all_ranks_, kWholeWorld, cause);
+}
+
+Status MessageWorld::close(Deadline deadline) {
+  RETURN_IF_ERROR(barrier(deadline));
+  std::lock_guard lock(channel_mutex_);
+  channel_.reset();
+  return transport_->finalize();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<World>> make_message_world(std::unique_ptr<MessageTransport> transport,
+                                                  const std::string& backend,
+                                                  const RankInfo& info,
+                                                  const WorldOptions& options) {
+  if (transport->rank() != info.rank || transport->size() != info.size)
+    return failed_precondition(
+        format("{} says rank {} of {}, {} says rank {} of {}: start with mpirun, or with srun --mpi=pmix",
+               info.source,
+               info.rank,
+               info.size,
+               backend,
+               transport->rank(),
+               transport->size()));
+  auto world = std::make_unique<MessageWorld>(std::move(transport), backend, info, options);
+  RETURN_IF_ERROR(world->gather_hosts());
+  return std::unique_ptr<World>(std::move(world));
+}
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,23 @@
+// The module's one entry point. The module is the only thing that needs libmpi; it is built together with
+// llm-dist, and the version catches a stale one.
+#pragma once
+
+#include <memory>
+
+#include "comm/message_transport.h"
+#include "src/base/clock.h"
+
+namespace llm_dist::comm {
+
+constexpr int kMpiModuleVersion = 1;
+constexpr const char* kMpiModuleEntry = "llm_dist_mpi_module";
+
+struct MpiModule {
+  int version = 0;
+  // Initialises MPI; once a process. Blocks as long as MPI_Init does; the rest keeps to the deadline.
+  Result<std::unique_ptr<MessageTransport>> (*start)(Deadline deadline) = nullptr;
+};
+
+using MpiModuleEntry = const MpiModule* (*)();
+
+}  // namespace llm_dist::comm
