@@ -2,6 +2,7 @@
 # The wheels that scripts/deps.sh unpacks stand in LLM_DIST_DEPS_DIR.
 list(APPEND CMAKE_PREFIX_PATH ${LLM_DIST_DEPS_DIR}/onednn)
 find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(Boost 1.81 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)

@@ -66,9 +66,7 @@ int main(int argc, char** argv) {
       "  llm-dist bench latency model.gguf --batch 1,8 --input-len 128 --output-len 64\n"
       "Each command has a --help of its own.");
   std::map<std::string, llm_dist::launch::RunCommand> commands = {
-      {"serve", llm_dist::launch::add_serve(program)},
       {"generate", llm_dist::launch::add_generate(program)},
-      {"bench", llm_dist::launch::add_bench(program)},
       {"plan", llm_dist::launch::add_plan(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);

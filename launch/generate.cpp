@@ -1,0 +1,115 @@
+// `llm-dist generate`: one prompt, its continuation streamed to the terminal.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "launch/commands.h"
+#include "launch/local_text.h"
+#include "launch/rank_process.h"
+#include "launch/text_model.h"
+#include "src/text/detokenizer.h"
+
+namespace llm_dist::launch {
+namespace {
+
+struct GenerateFlags {
+  EngineFlags engine;
+  std::string prompt;
+  bool chat = false;
+  int32_t max_tokens = 128;
+  double temperature = 0.0;
+  double top_p = 1.0;
+  int32_t top_k = 0;
+  uint64_t seed = 0;
+  bool ignore_eos = false;
+};
+
+Result<std::string> prompt_text(const GenerateFlags& flags, const TextModel& text) {
+  std::string prompt = flags.prompt;
+  if (prompt.empty() || prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  if (!flags.chat) return prompt;
+  if (!text.chat_template) return invalid_argument("the model has no chat template: leave out --chat");
+  nlohmann::json messages = nlohmann::json::array({{{"role", "user"}, {"content", prompt}}});
+  return text.chat_template->render(messages.dump());
+}
+
+Status generate(const GenerateFlags& flags, RankProcess& process) {
+  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint().tokenizer()));
+  ASSIGN_OR_RETURN(std::string prompt, prompt_text(flags, text));
+  sched::SequenceRequest request;
+  ASSIGN_OR_RETURN(request.prompt, text.tokenizer->encode(prompt, {.add_special_tokens = !flags.chat}));
+  request.sampling.temperature = static_cast<float>(flags.temperature);
+  request.sampling.top_p = static_cast<float>(flags.top_p);
+  request.sampling.top_k = flags.top_k;
+  request.sampling.seed = flags.seed;
+  request.sampling.max_tokens = flags.max_tokens;
+  request.sampling.ignore_eos = flags.ignore_eos;
+  if (!flags.ignore_eos) request.sampling.end_token_ids = process.checkpoint().config().eos_ids;
+  request.arrival = Clock::now();
+  size_t prompt_tokens = request.prompt.size();
+
+  text::Detokenizer detokenizer(*text.tokenizer, true);
+  auto print = [](const std::string& piece) {
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+  };
+  auto sequence = std::make_shared<LocalSequence>([&](int32_t token) { print(detokenizer.push(token)); });
+  auto engine = engine::Engine::start(
+      process.engine(), process.channel(), {}, process.hooks(), [&](const Status& cause) { process.give_up(cause); });
+  TimePoint begin = Clock::now();
+  RETURN_IF_ERROR(engine->submit(std::move(request), sequence).status());
+  RETURN_IF_ERROR(sequence->wait());
+  engine->stop();
+  print(detokenizer.flush() + "\n");
+
+  std::vector<int64_t> times = sequence->token_times_ns();
+  if (times.size() > 1) {
+    int64_t begin_ns = now_ns() - static_cast<int64_t>(seconds_between(begin, Clock::now()) * 1e9);
+    std::fprintf(stderr,
+                 "%zu prompt tokens; first token after %.0f ms; %zu tokens at %.1f tokens/s\n",
+                 prompt_tokens,
+                 static_cast<double>(times.front() - begin_ns) * 1e-6,
+                 times.size(),
+                 static_cast<double>(times.size() - 1) / (static_cast<double>(times.back() - times.front()) * 1e-9));
+  }
+  return ok_status();
+}
+
+int run(const GenerateFlags& flags) {
+  auto joined = RankProcess::join(flags.engine);
+  if (!joined.ok()) return report(nullptr, joined.status());
+  RankProcess& process = **joined;
+  Status status = process.load(flags.engine);
+  if (status.ok()) {
+    status = process.leads() ? generate(flags, process) : process.follow();
+    if (!status.ok() && process.size() > 1) process.give_up(status);
+  }
+  int code = report(&process, status);
+  process.leave();
+  return code;
+}
+
+}  // namespace
+
+RunCommand add_generate(CLI::App& program) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* app = program.add_subcommand("generate", "Continue a prompt and stream the text to the terminal");
+  add_engine_flags(*app, flags->engine);
+  app->add_option("--prompt", flags->prompt, "The text to continue (- or nothing: standard input)");
+  app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template");
+  app->add_option("--max-tokens", flags->max_tokens)->check(CLI::PositiveNumber)->capture_default_str();
+  app->add_option("--temperature", flags->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app->add_option("--top-p", flags->top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  app->add_option("--top-k", flags->top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app->add_option("--seed", flags->seed)->capture_default_str();
+  app->add_flag("--ignore-eos", flags->ignore_eos, "Go on to --max-tokens");
+  app->footer(
+      "Examples:\n"
+      "  llm-dist generate model.gguf --chat --prompt 'What is the capital of France?'\n"
+      "  mpirun -np 4 llm-dist generate path/to/model --tp 2 --pp 2 --prompt 'Once upon a time'");
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,126 @@
+// `llm-dist plan`: what each rank of a layout would hold, from headers alone, on any machine.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "launch/commands.h"
+#include "launch/flags.h"
+#include "src/engine/memory_plan.h"
+#include "src/model/layout.h"
+
+namespace llm_dist::launch {
+namespace {
+
+struct PlanFlags {
+  EngineFlags engine;
+  int gpus = 0;
+  std::string memory;
+  bool json = false;
+};
+
+Result<int64_t> parse_bytes(const std::string& text) {
+  size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    return invalid_argument(format("--memory {} is no number of bytes: write 80GiB, 512MiB or 17179869184", text));
+  }
+  std::string unit = text.substr(used);
+  const std::pair<const char*, double> kUnits[] = {{"", 1},      {"B", 1},          {"K", 0x1p10},   {"KiB", 0x1p10},
+                                                   {"M", 0x1p20}, {"MiB", 0x1p20},  {"G", 0x1p30},   {"GiB", 0x1p30},
+                                                   {"KB", 1e3},   {"MB", 1e6},      {"GB", 1e9},     {"TiB", 0x1p40}};
+  for (const auto& [name, factor] : kUnits) {
+    if (unit == name) return static_cast<int64_t>(value * factor);
+  }
+  return invalid_argument(format("--memory {}: the unit {} is none of KiB, MiB, GiB, KB, MB, GB", text, unit));
+}
+
+void print_json(const std::vector<engine::MemoryPlan>& plans, const engine::EngineOptions& options, int64_t memory) {
+  nlohmann::json ranks = nlohmann::json::array();
+  for (const engine::MemoryPlan& plan : plans) {
+    nlohmann::json rank = {{"rank", plan.rank},
+                           {"first_layer", plan.layers.begin},
+                           {"num_layers", plan.layers.count},
+                           {"weight_bytes", plan.weight_bytes},
+                           {"activation_bytes", plan.activation_bytes},
+                           {"fixed_bytes", plan.fixed_bytes()},
+                           {"kv_bytes_per_token", plan.kv_bytes_per_token()},
+                           {"block_size", plan.block_size}};
+    if (memory > 0) rank["kv_blocks"] = plan.blocks_in(memory);
+    ranks.push_back(rank);
+  }
+  nlohmann::json out = {{"tp", options.layout.tp},
+                        {"pp", options.layout.pp},
+                        {"max_model_len", options.max_model_len},
+                        {"ranks", ranks}};
+  std::printf("%s\n", out.dump(2).c_str());
+}
+
+Status plan(const PlanFlags& flags) {
+  ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format, checkpoint::parse_load_format(flags.engine.model.load_format));
+  ASSIGN_OR_RETURN(auto checkpoint,
+                   checkpoint::Checkpoint::open(flags.engine.model.model, load_format, {.load_tokenizer = false}));
+  int64_t memory = 0;
+  if (!flags.memory.empty()) {
+    ASSIGN_OR_RETURN(memory, parse_bytes(flags.memory));
+  }
+  int asked = std::max(1, flags.engine.parallel.tp) * std::max(1, flags.engine.parallel.pp);
+  int world = flags.gpus > 0 ? flags.gpus : asked;
+  ASSIGN_OR_RETURN(
+      ResolvedOptions resolved,
+      resolve(flags.engine, *checkpoint, {.world_size = world, .ranks_per_node = world, .memory_bytes = memory}));
+  const engine::EngineOptions& options = resolved.engine;
+
+  std::vector<engine::MemoryPlan> plans;
+  for (int rank = 0; rank < options.layout.world_size(); ++rank) {
+    ASSIGN_OR_RETURN(engine::MemoryPlan rank_plan,
+                     engine::plan_memory(*checkpoint, kernels::cpu_ops(), options, rank));
+    plans.push_back(rank_plan);
+  }
+  if (flags.json) {
+    print_json(plans, options, memory);
+    return ok_status();
+  }
+  std::printf("%s as %s (%s), %s activations, %s KV cache, up to %lld tokens a sequence\n\n%s",
+              checkpoint->path().c_str(),
+              to_string(options.layout).c_str(),
+              resolved.layout_reason.c_str(),
+              std::string(to_string(options.dtype)).c_str(),
+              std::string(to_string(options.kv_dtype)).c_str(),
+              static_cast<long long>(options.max_model_len),
+              engine::describe(plans, memory).c_str());
+  if (memory > 0) {
+    int64_t blocks = plans.front().blocks_in(memory);
+    for (const engine::MemoryPlan& rank_plan : plans) blocks = std::min(blocks, rank_plan.blocks_in(memory));
+    int64_t context = std::min(blocks * options.block_size, checkpoint->config().max_position_embeddings);
+    std::printf("\n%lld KV blocks on every rank: the largest context is %lld tokens%s\n",
+                static_cast<long long>(blocks),
+                static_cast<long long>(context),
+                blocks == 0 ? "; the model does not fit in this memory" : "");
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+RunCommand add_plan(CLI::App& program) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* app = program.add_subcommand("plan", "Print what each rank would hold; reads headers only");
+  add_engine_flags(*app, flags->engine);
+  app->add_option("--gpus", flags->gpus, "Ranks to plan for, when --tp and --pp leave it open");
+  app->add_option("--memory", flags->memory, "Memory of each rank's device, for example 80GiB");
+  app->add_flag("--json", flags->json, "The plan as JSON");
+  app->footer(
+      "Examples:\n"
+      "  llm-dist plan model.gguf --tp 2 --memory 8GiB\n"
+      "  llm-dist plan path/to/Llama-3.3-70B --load-format dummy --gpus 8 --memory 141GB");
+  return [flags] {
+    Status status = plan(*flags);
+    if (!status.ok()) std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
+    return status.ok() ? 0 : 1;
+  };
+}
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,184 @@
+#include "launch/rank_process.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "launch/placement.h"
+#include "src/base/log.h"
+#include "src/checkpoint/progress.h"
+#include "src/device/cpu/cpu_backend.h"
+#include "src/engine/engine.h"
+#include "src/model/layout.h"
+
+namespace llm_dist::launch {
+namespace {
+
+constexpr int kFailureExitCode = 70;  // EX_SOFTWARE
+constexpr double kAgreeSeconds = 600;
+// Long enough for rank 0 to tell its clients, short enough for everybody to be out within three seconds.
+constexpr auto kFarewell = std::chrono::milliseconds(300);
+
+std::string identity(const comm::World& world) {
+  const comm::RankInfo& info = world.rank_info();
+  const comm::HostInfo& host = world.hosts()[static_cast<size_t>(info.rank)];
+  return format("rank {} host {} pid {}", info.rank, host.hostname, host.pid);
+}
+
+comm::HostWorld host_world(comm::World& world) {
+  comm::HostWorld hosts{.rank = world.rank_info().rank, .size = world.rank_info().size};
+  for (const comm::HostInfo& host : world.hosts()) hosts.hosts.push_back(host.hostname + "/" + host.boot_id);
+  hosts.all_gather = [&world](const std::string& mine) {
+    return world.all_gather_bytes(mine, Deadline::after_seconds(kAgreeSeconds));
+  };
+  return hosts;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankProcess>> RankProcess::join(const EngineFlags& flags) {
+  ASSIGN_OR_RETURN(LogLevel level, parse_log_level(flags.log_level));
+  set_log_level(level);
+  std::unique_ptr<RankProcess> process(new RankProcess());
+  RETURN_IF_ERROR(process->connect(flags));
+  return process;
+}
+
+RankProcess::~RankProcess() = default;
+
+Status RankProcess::connect(const EngineFlags& flags) {
+  ASSIGN_OR_RETURN(comm::RankInfo info, comm::discover_ranks({}, comm::read_environment()));
+  comm::WorldOptions options{.collective_timeout = std::chrono::duration_cast<Duration>(
+                                 std::chrono::duration<double>(flags.parallel.distributed_timeout_seconds))};
+  ASSIGN_OR_RETURN(world_, comm::make_world(info, options));
+  set_process_identity(identity(*world_));
+  const comm::HostInfo& host = world_->hosts()[static_cast<size_t>(rank())];
+  bind_to_share(host.local_rank, host.local_size);
+  resources_ = cpu_resources(*world_);
+  if (flags.parallel.threads > 0) resources_.threads = flags.parallel.threads;
+  if (size() == 1) return ok_status();
+  ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = host_world(*world_)}));
+  ASSIGN_OR_RETURN(
+      liveness_,
+      comm::Liveness::start({.world = host_world(*world_),
+                             .device = "cpu",
+                             .on_failure = [this](const comm::RankFailure& failure) { on_peer_failure(failure); }}));
+  hooks_.on_phase = [this](const char* phase) { liveness_->set_phase(phase); };
+  liveness_->set_phase("loading");
+  return ok_status();
+}
+
+// Every rank learns the first failing rank's error, so that all end for the same reason and one of them says it.
+Status RankProcess::agree(const Status& mine) {
+  if (size() == 1) return mine;
+  std::string text = mine.ok() ? "" : std::to_string(static_cast<int>(mine.code())) + " " + mine.message();
+  ASSIGN_OR_RETURN(std::vector<std::string> all,
+                   world_->all_gather_bytes(text, Deadline::after_seconds(kAgreeSeconds)));
+  for (const std::string& theirs : all) {
+    if (theirs.empty()) continue;
+    size_t space = theirs.find(' ');
+    return {static_cast<StatusCode>(std::stoi(theirs.substr(0, space))), theirs.substr(space + 1)};
+  }
+  return ok_status();
+}
+
+Status RankProcess::prepare(const EngineFlags& flags) {
+  if (flags.model.device == "cuda") {
+    return failed_precondition("this llm-dist was built without CUDA: use --device cpu");
+  }
+  ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format, checkpoint::parse_load_format(flags.model.load_format));
+  ASSIGN_OR_RETURN(checkpoint_,
+                   checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
+  ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
+  return fit_memory(flags, *checkpoint_, kernels::cpu_ops(), resources_, rank(), resolved_.engine);
+}
+
+Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer) {
+  RETURN_IF_ERROR(agree(prepare(flags)));
+  hooks_.observer = observer;
+  const engine::EngineOptions& options = resolved_.engine;
+  backend_ = device::make_cpu_backend({.threads = options.threads});
+  if (leads()) {
+    log_info("{} ranks as {} ({}); {} activations; {}",
+             size(),
+             to_string(options.layout),
+             resolved_.layout_reason,
+             options.dtype,
+             backend_->description());
+  }
+  checkpoint::ProgressBar bar("loading weights");
+  engine::RankEngineParts parts{.world = world_.get(),
+                                .backend = backend_.get(),
+                                .ops = &kernels::cpu_ops(),
+                                .checkpoint = checkpoint_.get(),
+                                .hooks = hooks_};
+  if (leads()) parts.load_progress = [&bar](int64_t done, int64_t total) { bar.update(done, total); };
+  auto engine = engine::RankEngine::create(parts, options);
+  RETURN_IF_ERROR(agree(engine.status()));
+  engine_ = std::move(engine).value();
+  if (!leads()) return ok_status();
+  bar.finish();
+  const checkpoint::ReadStats& read = engine_->load_stats();
+  log_info("weights: {} in {} s; KV cache: {} blocks of {} tokens, {}",
+           engine::human_bytes(read.slice_bytes),
+           read.seconds,
+           engine_->options().num_blocks,
+           options.block_size,
+           engine::human_bytes(engine_->options().num_blocks * engine_->memory_plan().kv_block_bytes));
+  return ok_status();
+}
+
+Status RankProcess::follow() { return engine::follow_plans(*engine_, *channel_, [] { return false; }); }
+
+void RankProcess::on_peer_failure(const comm::RankFailure& failure) {
+  std::string line = comm::format_failure(failure);
+  if (failure.reporter) std::fprintf(stderr, "llm-dist: %s\n", line.c_str());
+  std::fflush(stderr);
+  if (on_failure_) on_failure_(unavailable(line));
+  exit_after_failure();
+}
+
+void RankProcess::give_up(const Status& cause) {
+  log_debug("giving up: {}", cause.to_string());
+  if (liveness_ == nullptr) {
+    std::fprintf(stderr, "llm-dist: %s\n", cause.to_string().c_str());
+    if (on_failure_) on_failure_(cause);
+    exit_after_failure();
+  }
+  // A peer's death shows here first as a failed collective: give the watch time to find the culprit, whose name is the
+  // better cause. It ends this process.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  liveness_->announce_failure(cause.to_string());
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  exit_after_failure();
+}
+
+void RankProcess::exit_after_failure() {
+  std::this_thread::sleep_for(kFarewell);
+  flush_log();
+  // No destructors: they would wait for collectives that never end.
+  _exit(kFailureExitCode);
+}
+
+void RankProcess::leave() {
+  if (liveness_ != nullptr) liveness_->leave();
+  engine_.reset();
+  channel_.reset();
+  liveness_.reset();
+  Status status = world_->close(Deadline::after_seconds(10));
+  if (!status.ok()) {
+    log_warning("leaving: {}", status.to_string());
+    flush_log();
+    _exit(1);
+  }
+}
+
+int report(const RankProcess* process, const Status& status) {
+  if (status.ok()) return 0;
+  if (process == nullptr || process->leads()) std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
+  return 1;
+}
+
+}  // namespace llm_dist::launch
