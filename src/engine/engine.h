@@ -14,33 +14,10 @@
 #include "src/base/bounded_queue.h"
 #include "src/engine/engine_stats.h"
 #include "src/engine/rank_engine.h"
+#include "src/engine/sequence_sink.h"
 #include "src/sched/scheduler.h"
 
 namespace llm_dist::engine {
-
-struct TopLogprob {
-  int32_t token = 0;
-  float logprob = 0.0f;
-};
-
-// One generated token, or the end without one (token −1: cancelled, or an error).
-struct Generated {
-  sched::SequenceId id = 0;
-  int32_t token = -1;
-  float logprob = 0.0f;              // when the request asked for log-probabilities
-  std::span<const int32_t> top_ids;  // valid during the call
-  std::span<const float> top_logprobs;
-  sched::FinishReason finish = sched::FinishReason::kNone;
-  const Status* error = nullptr;  // with kError
-};
-
-// Where a sequence's tokens go. Called on the step thread: it must return at once, without waiting and
-// without detokenizing.
-class SequenceSink {
- public:
-  virtual ~SequenceSink() = default;
-  virtual void on_generated(const Generated& generated) = 0;
-};
 
 struct EngineLimits {
   int64_t max_queued_requests = 1024;  // submitted and not started

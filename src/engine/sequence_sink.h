@@ -1,0 +1,30 @@
+// SequenceSink: where a sequence's tokens go.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "src/base/status.h"
+#include "src/sched/request.h"
+
+namespace llm_dist::engine {
+
+// One generated token, or the end without one (token −1: cancelled, or an error).
+struct Generated {
+  sched::SequenceId id = 0;
+  int32_t token = -1;
+  float logprob = 0.0f;              // when the request asked for log-probabilities
+  std::span<const int32_t> top_ids;  // valid during the call
+  std::span<const float> top_logprobs;
+  sched::FinishReason finish = sched::FinishReason::kNone;
+  const Status* error = nullptr;  // with kError; valid during the call
+};
+
+// Called on the step thread: it must return at once, without waiting and without detokenizing.
+class SequenceSink {
+ public:
+  virtual ~SequenceSink() = default;
+  virtual void on_generated(const Generated& generated) = 0;
+};
+
+}  // namespace llm_dist::engine
