@@ -139,6 +139,12 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.block_size = flags.memory.block_size;
   options.max_num_seqs = flags.scheduler.max_num_seqs;
   options.max_num_batched_tokens = flags.scheduler.max_num_batched_tokens;
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    return invalid_argument(format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
+                                   "token of each sequence",
+                                   options.max_num_batched_tokens,
+                                   options.max_num_seqs));
+  }
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
   options.priority_scheduling = flags.scheduler.policy == "priority";

@@ -67,6 +67,7 @@ int main(int argc, char** argv) {
       "Each command has a --help of its own.");
   std::map<std::string, llm_dist::launch::RunCommand> commands = {
       {"generate", llm_dist::launch::add_generate(program)},
+      {"bench", llm_dist::launch::add_bench(program)},
       {"plan", llm_dist::launch::add_plan(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);

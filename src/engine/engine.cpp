@@ -188,6 +188,10 @@ Status Engine::collect_oldest() {
     stats.step_seconds.add(seconds_between(flight.issued, Clock::now()));
     stats.last_progress_ns = now_ns();
     stats.scheduler = scheduler_.stats();
+    if (stats.scheduler.allocated_kv_tokens > 0) {
+      stats.kv_waste_sum += stats.kv_waste();
+      ++stats.kv_waste_steps;
+    }
   });
   return ok_status();
 }

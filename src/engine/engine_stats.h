@@ -33,7 +33,11 @@ struct EngineStats {
   uint64_t steps = 0;
   DurationHistogram step_seconds;  // from issue to collection
   int64_t last_progress_ns = 0;    // now_ns() of the last collected step
+  double kv_waste_sum = 0.0;       // of kv_waste() after each step with anything allocated
+  uint64_t kv_waste_steps = 0;
   bool failed = false;
+
+  double mean_kv_waste() const { return kv_waste_steps == 0 ? 0.0 : kv_waste_sum / static_cast<double>(kv_waste_steps); }
 
   // Allocated KV bytes that hold no token, as a fraction of the allocated ones.
   double kv_waste() const {
