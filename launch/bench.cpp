@@ -1,4 +1,5 @@
-// `llm-dist bench`: latency and throughput of the engine itself, without HTTP, each beside what the machine could do.
+// `llm-dist bench`: latency and throughput of the engine itself, without HTTP, each beside what the machine
+// could do.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -26,9 +27,9 @@ struct BenchFlags {
 };
 
 struct Sample {
-  double seconds = 0;            // from submission to the last token
+  double seconds = 0;              // from submission to the last token
   double first_token_seconds = 0;  // until the last of the batch's first tokens
-  double decode_seconds = 0;     // from there to the last token
+  double decode_seconds = 0;       // from there to the last token
   int64_t output_tokens = 0;
 };
 
@@ -99,7 +100,8 @@ class Bench {
   std::mt19937 random_{1};
 };
 
-// Bytes of weights that one decode step reads on this rank: all of them but the embedding rows it skips, plus KV.
+// Bytes of weights that one decode step reads on this rank: all of them but the embedding rows it skips, plus
+// KV.
 double step_bytes(const RankProcess& process, engine::RankEngine& engine, int batch, int context) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   auto bytes = static_cast<double>(engine.memory_plan().weight_bytes);
@@ -146,8 +148,16 @@ Status latency(const BenchFlags& flags, RankProcess& process) {
     double floor = step_bytes(process, engine, batch, flags.input_len + flags.output_len / 2) / ceiling;
     double step = median(tpot);
     double prefill_rate = batch * flags.input_len / median(ttft);
-    std::printf("%5d  %5d  %6d  %8.1f  %13.0f  %8.2f  %12.1f  %8.2f  %7.0f%%\n", batch, flags.input_len, flags.output_len,
-                median(ttft) * 1e3, prefill_rate, step * 1e3, batch / step, floor * 1e3, 100 * floor / step);
+    std::printf("%5d  %5d  %6d  %8.1f  %13.0f  %8.2f  %12.1f  %8.2f  %7.0f%%\n",
+                batch,
+                flags.input_len,
+                flags.output_len,
+                median(ttft) * 1e3,
+                prefill_rate,
+                step * 1e3,
+                batch / step,
+                floor * 1e3,
+                100 * floor / step);
     rows.push_back({{"batch", batch},
                     {"input_len", flags.input_len},
                     {"output_len", flags.output_len},
@@ -184,13 +194,19 @@ Status throughput(const BenchFlags& flags, RankProcess& process) {
   result["total_token_throughput"] = (prompt_tokens + output_tokens) / sample.seconds;
   result["tokens_per_second_per_device"] = (prompt_tokens + output_tokens) / sample.seconds / process.size();
   result["num_preemptions"] = stats.scheduler.num_preemptions;
-  result["mean_step_ms"] = stats.step_seconds.sum_seconds / static_cast<double>(std::max<uint64_t>(1, stats.step_seconds.count)) * 1e3;
+  result["mean_step_ms"] = stats.step_seconds.sum_seconds /
+                           static_cast<double>(std::max<uint64_t>(1, stats.step_seconds.count)) * 1e3;
   result["kv_cache_unused_fraction"] = stats.mean_kv_waste();
   std::printf("%d requests of %d + %d tokens in %.2f s: %.1f output tokens/s, %.1f tokens/s in all\n",
-              flags.num_prompts, flags.input_len, flags.output_len, sample.seconds, output_tokens / sample.seconds,
+              flags.num_prompts,
+              flags.input_len,
+              flags.output_len,
+              sample.seconds,
+              output_tokens / sample.seconds,
               (prompt_tokens + output_tokens) / sample.seconds);
   std::printf("allocated KV bytes that hold no token, mean over the steps: %.1f %%; preemptions: %llu\n",
-              100 * stats.mean_kv_waste(), static_cast<unsigned long long>(stats.scheduler.num_preemptions));
+              100 * stats.mean_kv_waste(),
+              static_cast<unsigned long long>(stats.scheduler.num_preemptions));
   save(flags, result);
   return ok_status();
 }
@@ -202,20 +218,16 @@ int run(const BenchFlags& flags, Measure measure) {
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   Status status = process.load(flags.engine);
-  if (status.ok()) {
-    status = process.leads() ? measure(flags, process) : process.follow();
-    if (!status.ok() && process.size() > 1) process.give_up(status);
-  }
-  int code = report(&process, status);
-  process.leave();
-  return code;
+  if (status.ok()) status = process.leads() ? measure(flags, process) : process.follow();
+  return end(process, status);
 }
 
 void add_common(CLI::App& app, BenchFlags& flags) {
   add_engine_flags(app, flags.engine);
   flags.engine.log_level = "warning";
   app.add_option("--input-len,--random-input-len", flags.input_len, "Prompt tokens")->capture_default_str();
-  app.add_option("--output-len,--random-output-len", flags.output_len, "Generated tokens")->capture_default_str();
+  app.add_option("--output-len,--random-output-len", flags.output_len, "Generated tokens")
+      ->capture_default_str();
   app.add_option("--save-result", flags.result_file, "Write the figures as JSON to this file");
 }
 
@@ -225,13 +237,19 @@ RunCommand add_bench(CLI::App& program) {
   CLI::App* bench = program.add_subcommand("bench", "Measure the engine");
   bench->require_subcommand(1);
   auto latency_flags = std::make_shared<BenchFlags>();
-  CLI::App* latency_app = bench->add_subcommand("latency", "Time to first token and per token of fixed batches");
+  CLI::App* latency_app =
+      bench->add_subcommand("latency", "Time to first token and per token of fixed batches");
   add_common(*latency_app, *latency_flags);
-  latency_app->add_option("--batch", latency_flags->batches, "Batch sizes, for example 1,8,32")->delimiter(',');
-  latency_app->add_option("--repeats", latency_flags->repeats, "Runs a batch; the median counts")->capture_default_str();
-  latency_app->footer("Example:\n  llm-dist bench latency model.gguf --threads 2 --batch 1,8 --input-len 128 --output-len 128");
+  latency_app->add_option("--batch", latency_flags->batches, "Batch sizes, for example 1,8,32")
+      ->delimiter(',');
+  latency_app->add_option("--repeats", latency_flags->repeats, "Runs a batch; the median counts")
+      ->capture_default_str();
+  latency_app->footer(
+      "Example:\n  llm-dist bench latency model.gguf --threads 2 --batch 1,8 --input-len 128 --output-len "
+      "128");
   auto throughput_flags = std::make_shared<BenchFlags>();
-  CLI::App* throughput_app = bench->add_subcommand("throughput", "Requests all at once, until the last one ends");
+  CLI::App* throughput_app =
+      bench->add_subcommand("throughput", "Requests all at once, until the last one ends");
   add_common(*throughput_app, *throughput_flags);
   throughput_app->add_option("--num-prompts", throughput_flags->num_prompts)->capture_default_str();
   throughput_app->footer("Example:\n  mpirun -np 2 llm-dist bench throughput model.gguf --num-prompts 64");

@@ -1,4 +1,5 @@
-// The subcommands. Each adds its flags to the program's parser and returns the function that runs it; main.cpp lists them.
+// The subcommands. Each adds its flags to the program's parser and returns the function that runs it;
+// main.cpp lists them.
 #pragma once
 
 #include <functional>

@@ -21,7 +21,8 @@ bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
   return tensor != nullptr && is_quantized(tensor->scheme);
 }
 
-// Quantized weights on CPU are multiplied in int8 and summed in float: float activations lose nothing on the way.
+// Quantized weights on CPU are multiplied in int8 and summed in float: float activations lose nothing on the
+// way.
 DType automatic_dtype(const checkpoint::Checkpoint& checkpoint, const RankResources& resources) {
   if (holds_quantized(checkpoint) || !resources.bf16_arithmetic) return DType::kF32;
   return checkpoint.config().torch_dtype;
@@ -31,7 +32,8 @@ Result<parallel::Layout> parse_layout(const std::string& text) {
   size_t cross = text.find_first_of("xX");
   try {
     if (cross != std::string::npos) {
-      return parallel::Layout{.tp = std::stoi(text.substr(0, cross)), .pp = std::stoi(text.substr(cross + 1))};
+      return parallel::Layout{.tp = std::stoi(text.substr(0, cross)),
+                              .pp = std::stoi(text.substr(cross + 1))};
     }
   } catch (const std::exception&) {
     // Falls through to the error below.
@@ -49,7 +51,8 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
       ->capture_default_str();
   app.add_option("--load-format", flags.load_format, "auto, safetensors, gguf, dummy (made-up weights)")
       ->capture_default_str();
-  app.add_option("--max-model-len", flags.max_model_len, "Tokens of prompt and output of one sequence (0: the model's)");
+  app.add_option(
+      "--max-model-len", flags.max_model_len, "Tokens of prompt and output of one sequence (0: the model's)");
   app.add_option("--device", flags.device, "auto, cpu, cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
@@ -59,28 +62,43 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   add_model_flags(app, flags.model);
   ParallelFlags& parallel = flags.parallel;
   auto* group = app.add_option_group("Parallelism");
-  group->add_option("--tp,--tp-size,--tensor-parallel-size", parallel.tp, "Ranks that share each layer (0: choose)")
+  group
+      ->add_option(
+          "--tp,--tp-size,--tensor-parallel-size", parallel.tp, "Ranks that share each layer (0: choose)")
       ->check(CLI::NonNegativeNumber);
-  group->add_option("--pp,--pp-size,--pipeline-parallel-size", parallel.pp, "Stages of consecutive layers (0: choose)")
+  group
+      ->add_option(
+          "--pp,--pp-size,--pipeline-parallel-size", parallel.pp, "Stages of consecutive layers (0: choose)")
       ->check(CLI::NonNegativeNumber);
   group->add_option("--layout", parallel.layout, "auto or TPxPP")->capture_default_str();
-  group->add_option("--sequence-parallel", parallel.sequence_parallel, "Norms on a share of the tokens: auto, on, off")
+  group
+      ->add_option(
+          "--sequence-parallel", parallel.sequence_parallel, "Norms on a share of the tokens: auto, on, off")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   group->add_option("--threads", parallel.threads, "CPU threads of each rank (0: from the binding)");
-  group->add_option("--distributed-timeout-seconds", parallel.distributed_timeout_seconds,
-                    "How long a collective may wait for a rank")
+  group
+      ->add_option("--distributed-timeout-seconds",
+                   parallel.distributed_timeout_seconds,
+                   "How long a collective may wait for a rank")
       ->capture_default_str();
 
   MemoryFlags& memory = flags.memory;
   group = app.add_option_group("Memory");
-  group->add_option("--gpu-memory-utilization", memory.gpu_memory_utilization, "Share of the free memory to use")
+  group
+      ->add_option(
+          "--gpu-memory-utilization", memory.gpu_memory_utilization, "Share of the free memory to use")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
-  group->add_option("--kv-cache-memory-bytes", memory.kv_cache_memory_bytes, "KV cache of each rank (0: what is left)");
-  group->add_option("--kv-cache-dtype", memory.kv_cache_dtype, "auto (as activations), bfloat16, float16, float32")
+  group->add_option(
+      "--kv-cache-memory-bytes", memory.kv_cache_memory_bytes, "KV cache of each rank (0: what is left)");
+  group
+      ->add_option(
+          "--kv-cache-dtype", memory.kv_cache_dtype, "auto (as activations), bfloat16, float16, float32")
       ->capture_default_str();
-  group->add_option("--block-size", memory.block_size, "Tokens of a KV block")->check(CLI::PositiveNumber)->capture_default_str();
+  group->add_option("--block-size", memory.block_size, "Tokens of a KV block")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
 
   SchedulerFlags& scheduler = flags.scheduler;
   group = app.add_option_group("Scheduler");
@@ -90,14 +108,17 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens, "Tokens of one step")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  group->add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", scheduler.chunked_prefill,
+  group->add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill",
+                  scheduler.chunked_prefill,
                   "Long prompts run in pieces beside decodes");
-  group->add_flag("--async-scheduling,!--no-async-scheduling", scheduler.async_scheduling,
+  group->add_flag("--async-scheduling,!--no-async-scheduling",
+                  scheduler.async_scheduling,
                   "Schedule a step while the one before it runs");
   group->add_option("--scheduling-policy", scheduler.policy, "fcfs or priority")
       ->check(CLI::IsMember({"fcfs", "priority"}))
       ->capture_default_str();
-  group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")->capture_default_str();
+  group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")
+      ->capture_default_str();
   app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
 }
 
@@ -112,9 +133,9 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   if (flags.parallel.layout != "auto") {
     ASSIGN_OR_RETURN(asked, parse_layout(flags.parallel.layout));
   }
-  ASSIGN_OR_RETURN(model::LayoutChoice choice,
-                   model::choose_layout(
-                       checkpoint, resources.world_size, resources.ranks_per_node, asked.tp, asked.pp));
+  ASSIGN_OR_RETURN(
+      model::LayoutChoice choice,
+      model::choose_layout(checkpoint, resources.world_size, resources.ranks_per_node, asked.tp, asked.pp));
   options.layout = choice.layout;
   options.layout.sequence_parallel = flags.parallel.sequence_parallel == "on";
   resolved.layout_reason = choice.reason;
@@ -140,10 +161,11 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.max_num_seqs = flags.scheduler.max_num_seqs;
   options.max_num_batched_tokens = flags.scheduler.max_num_batched_tokens;
   if (options.max_num_batched_tokens < options.max_num_seqs) {
-    return invalid_argument(format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
-                                   "token of each sequence",
-                                   options.max_num_batched_tokens,
-                                   options.max_num_seqs));
+    return invalid_argument(
+        format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
+               "token of each sequence",
+               options.max_num_batched_tokens,
+               options.max_num_seqs));
   }
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
@@ -161,14 +183,16 @@ Status fit_memory(const EngineFlags& flags,
                   int rank,
                   engine::EngineOptions& options) {
   ASSIGN_OR_RETURN(engine::MemoryPlan plan, engine::plan_memory(checkpoint, ops, options, rank));
-  auto usable = static_cast<int64_t>(static_cast<double>(resources.memory_bytes) * flags.memory.gpu_memory_utilization);
+  auto usable =
+      static_cast<int64_t>(static_cast<double>(resources.memory_bytes) * flags.memory.gpu_memory_utilization);
   int64_t one_sequence = options.max_blocks_per_sequence() * plan.kv_block_bytes;
   int64_t wanted = flags.memory.kv_cache_memory_bytes;
   int64_t least = plan.fixed_bytes() + (wanted > 0 ? wanted : one_sequence);
   if (least > usable) {
     return resource_exhausted(
         format("{} does not fit: rank {} needs {} ({} without KV cache) and may use {} of {} free\n{}"
-               "More ranks (--tp, --pp) hold less each; --max-model-len and --max-num-batched-tokens shrink the rest.",
+               "More ranks (--tp, --pp) hold less each; --max-model-len and --max-num-batched-tokens shrink "
+               "the rest.",
                checkpoint.path(),
                rank,
                engine::human_bytes(least),
@@ -179,7 +203,8 @@ Status fit_memory(const EngineFlags& flags,
   }
   // No more than what all sequences at their longest would hold.
   int64_t most = one_sequence * options.max_num_seqs;
-  if (resources.default_kv_bytes > 0) most = std::min(most, std::max(resources.default_kv_bytes, one_sequence));
+  if (resources.default_kv_bytes > 0)
+    most = std::min(most, std::max(resources.default_kv_bytes, one_sequence));
   options.kv_cache_bytes = wanted > 0 ? wanted : std::min(usable - plan.fixed_bytes(), most);
   return ok_status();
 }

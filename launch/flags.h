@@ -1,5 +1,5 @@
-// The flags of the commands that run a model, and how they become options. One struct a group, so that each command takes
-// what it needs.
+// The flags of the commands that run a model, and how they become options. One struct a group, so that each
+// command takes what it needs.
 #pragma once
 
 #include <cstdint>
@@ -80,7 +80,8 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
                                 const checkpoint::Checkpoint& checkpoint,
                                 const RankResources& resources);
 
-// Sets kv_cache_bytes of `options` from the rank's memory, or says, with the plan, that the model does not fit.
+// Sets kv_cache_bytes of `options` from the rank's memory, or says, with the plan, that the model does not
+// fit.
 Status fit_memory(const EngineFlags& flags,
                   const checkpoint::Checkpoint& checkpoint,
                   const kernels::OpTable& ops,

@@ -57,7 +57,9 @@ Status generate(const GenerateFlags& flags, RankProcess& process) {
   };
   auto sequence = std::make_shared<LocalSequence>([&](int32_t token) { print(detokenizer.push(token)); });
   auto engine = engine::Engine::start(
-      process.engine(), process.channel(), {}, process.hooks(), [&](const Status& cause) { process.give_up(cause); });
+      process.engine(), process.channel(), {}, process.hooks(), [&](const Status& cause) {
+        process.give_up(cause);
+      });
   TimePoint begin = Clock::now();
   RETURN_IF_ERROR(engine->submit(std::move(request), sequence).status());
   RETURN_IF_ERROR(sequence->wait());
@@ -67,12 +69,13 @@ Status generate(const GenerateFlags& flags, RankProcess& process) {
   std::vector<int64_t> times = sequence->token_times_ns();
   if (times.size() > 1) {
     int64_t begin_ns = now_ns() - static_cast<int64_t>(seconds_between(begin, Clock::now()) * 1e9);
-    std::fprintf(stderr,
-                 "%zu prompt tokens; first token after %.0f ms; %zu tokens at %.1f tokens/s\n",
-                 prompt_tokens,
-                 static_cast<double>(times.front() - begin_ns) * 1e-6,
-                 times.size(),
-                 static_cast<double>(times.size() - 1) / (static_cast<double>(times.back() - times.front()) * 1e-9));
+    std::fprintf(
+        stderr,
+        "%zu prompt tokens; first token after %.0f ms; %zu tokens at %.1f tokens/s\n",
+        prompt_tokens,
+        static_cast<double>(times.front() - begin_ns) * 1e-6,
+        times.size(),
+        static_cast<double>(times.size() - 1) / (static_cast<double>(times.back() - times.front()) * 1e-9));
   }
   return ok_status();
 }
@@ -82,13 +85,8 @@ int run(const GenerateFlags& flags) {
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   Status status = process.load(flags.engine);
-  if (status.ok()) {
-    status = process.leads() ? generate(flags, process) : process.follow();
-    if (!status.ok() && process.size() > 1) process.give_up(status);
-  }
-  int code = report(&process, status);
-  process.leave();
-  return code;
+  if (status.ok()) status = process.leads() ? generate(flags, process) : process.follow();
+  return end(process, status);
 }
 
 }  // namespace
@@ -100,7 +98,9 @@ RunCommand add_generate(CLI::App& program) {
   app->add_option("--prompt", flags->prompt, "The text to continue (- or nothing: standard input)");
   app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template");
   app->add_option("--max-tokens", flags->max_tokens)->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--temperature", flags->temperature, "0: greedy")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app->add_option("--temperature", flags->temperature, "0: greedy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app->add_option("--top-p", flags->top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
   app->add_option("--top-k", flags->top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
   app->add_option("--seed", flags->seed)->capture_default_str();

@@ -33,7 +33,8 @@ std::vector<std::string> known_flags(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   }
-  for (const CLI::App* group : app.get_subcommands([](const CLI::App* sub) { return sub->get_name().empty(); })) {
+  for (const CLI::App* group :
+       app.get_subcommands([](const CLI::App* sub) { return sub->get_name().empty(); })) {
     for (std::string& name : known_flags(*group)) names.push_back(std::move(name));
   }
   return names;
@@ -48,14 +49,16 @@ void suggest(const CLI::App& program, const std::vector<std::string>& arguments)
     std::string flag = argument.substr(0, argument.find('='));
     if (flag.rfind("--", 0) != 0 || std::find(known.begin(), known.end(), flag) != known.end()) continue;
     std::string best = llm_dist::launch::nearest(flag, known);
-    if (!best.empty()) std::fprintf(stderr, "%s is not a flag here. Did you mean %s?\n", flag.c_str(), best.c_str());
+    if (!best.empty())
+      std::fprintf(stderr, "%s is not a flag here. Did you mean %s?\n", flag.c_str(), best.c_str());
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App program{"Distributed inference of large language models: ranks started by mpirun or Slurm share one model."};
+  CLI::App program{
+      "Distributed inference of large language models: ranks started by mpirun or Slurm share one model."};
   program.set_version_flag("--version", std::string("llm-dist ") + LLM_DIST_VERSION);
   program.require_subcommand(1);
   program.footer(

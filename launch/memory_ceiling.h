@@ -3,7 +3,8 @@
 
 namespace llm_dist::launch {
 
-// Bytes a second that `threads` threads read together from a buffer far larger than the caches; the best of several passes.
+// Bytes a second that `threads` threads read together from a buffer far larger than the caches; the best of
+// several passes.
 double measured_read_bandwidth(int threads);
 
 }  // namespace llm_dist::launch

@@ -6,8 +6,8 @@
 
 namespace llm_dist::launch {
 
-// CPU threads for one of `local_size` ranks: the CPUs it is bound to, shared with the ranks that are bound to the same ones,
-// and no more than the cgroup's quota. At least 1.
+// CPU threads for one of `local_size` ranks: the CPUs it is bound to, shared with the ranks that are bound to
+// the same ones, and no more than the cgroup's quota. At least 1.
 int threads_per_rank(int local_size);
 
 // The CPU's share for this rank.

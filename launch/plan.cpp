@@ -25,19 +25,32 @@ Result<int64_t> parse_bytes(const std::string& text) {
   try {
     value = std::stod(text, &used);
   } catch (const std::exception&) {
-    return invalid_argument(format("--memory {} is no number of bytes: write 80GiB, 512MiB or 17179869184", text));
+    return invalid_argument(
+        format("--memory {} is no number of bytes: write 80GiB, 512MiB or 17179869184", text));
   }
   std::string unit = text.substr(used);
-  const std::pair<const char*, double> kUnits[] = {{"", 1},      {"B", 1},          {"K", 0x1p10},   {"KiB", 0x1p10},
-                                                   {"M", 0x1p20}, {"MiB", 0x1p20},  {"G", 0x1p30},   {"GiB", 0x1p30},
-                                                   {"KB", 1e3},   {"MB", 1e6},      {"GB", 1e9},     {"TiB", 0x1p40}};
+  const std::pair<const char*, double> kUnits[] = {{"", 1},
+                                                   {"B", 1},
+                                                   {"K", 0x1p10},
+                                                   {"KiB", 0x1p10},
+                                                   {"M", 0x1p20},
+                                                   {"MiB", 0x1p20},
+                                                   {"G", 0x1p30},
+                                                   {"GiB", 0x1p30},
+                                                   {"KB", 1e3},
+                                                   {"MB", 1e6},
+                                                   {"GB", 1e9},
+                                                   {"TiB", 0x1p40}};
   for (const auto& [name, factor] : kUnits) {
     if (unit == name) return static_cast<int64_t>(value * factor);
   }
-  return invalid_argument(format("--memory {}: the unit {} is none of KiB, MiB, GiB, KB, MB, GB", text, unit));
+  return invalid_argument(
+      format("--memory {}: the unit {} is none of KiB, MiB, GiB, KB, MB, GB", text, unit));
 }
 
-void print_json(const std::vector<engine::MemoryPlan>& plans, const engine::EngineOptions& options, int64_t memory) {
+void print_json(const std::vector<engine::MemoryPlan>& plans,
+                const engine::EngineOptions& options,
+                int64_t memory) {
   nlohmann::json ranks = nlohmann::json::array();
   for (const engine::MemoryPlan& plan : plans) {
     nlohmann::json rank = {{"rank", plan.rank},
@@ -59,9 +72,11 @@ void print_json(const std::vector<engine::MemoryPlan>& plans, const engine::Engi
 }
 
 Status plan(const PlanFlags& flags) {
-  ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format, checkpoint::parse_load_format(flags.engine.model.load_format));
-  ASSIGN_OR_RETURN(auto checkpoint,
-                   checkpoint::Checkpoint::open(flags.engine.model.model, load_format, {.load_tokenizer = false}));
+  ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
+                   checkpoint::parse_load_format(flags.engine.model.load_format));
+  ASSIGN_OR_RETURN(
+      auto checkpoint,
+      checkpoint::Checkpoint::open(flags.engine.model.model, load_format, {.load_tokenizer = false}));
   int64_t memory = 0;
   if (!flags.memory.empty()) {
     ASSIGN_OR_RETURN(memory, parse_bytes(flags.memory));
@@ -70,7 +85,8 @@ Status plan(const PlanFlags& flags) {
   int world = flags.gpus > 0 ? flags.gpus : asked;
   ASSIGN_OR_RETURN(
       ResolvedOptions resolved,
-      resolve(flags.engine, *checkpoint, {.world_size = world, .ranks_per_node = world, .memory_bytes = memory}));
+      resolve(
+          flags.engine, *checkpoint, {.world_size = world, .ranks_per_node = world, .memory_bytes = memory}));
   const engine::EngineOptions& options = resolved.engine;
 
   std::vector<engine::MemoryPlan> plans;

@@ -60,25 +60,31 @@ Status RankProcess::connect(const EngineFlags& flags) {
   if (flags.parallel.threads > 0) resources_.threads = flags.parallel.threads;
   if (size() == 1) return ok_status();
   ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = host_world(*world_)}));
-  ASSIGN_OR_RETURN(
-      liveness_,
-      comm::Liveness::start({.world = host_world(*world_),
-                             .device = "cpu",
-                             .on_failure = [this](const comm::RankFailure& failure) { on_peer_failure(failure); }}));
+  ASSIGN_OR_RETURN(liveness_,
+                   comm::Liveness::start({.world = host_world(*world_),
+                                          .device = "cpu",
+                                          .on_failure = [this](const comm::RankFailure& failure) {
+                                            on_peer_failure(failure);
+                                          }}));
   hooks_.on_phase = [this](const char* phase) { liveness_->set_phase(phase); };
   liveness_->set_phase("loading");
   return ok_status();
 }
 
-// Every rank learns the first failing rank's error, so that all end for the same reason and one of them says it.
+// Every rank learns the first failing rank's error, so that all end for the same reason and one of them says
+// it.
 Status RankProcess::agree(const Status& mine) {
-  if (size() == 1) return mine;
+  if (size() == 1) {
+    agreed_on_error_ = !mine.ok();
+    return mine;
+  }
   std::string text = mine.ok() ? "" : std::to_string(static_cast<int>(mine.code())) + " " + mine.message();
   ASSIGN_OR_RETURN(std::vector<std::string> all,
                    world_->all_gather_bytes(text, Deadline::after_seconds(kAgreeSeconds)));
   for (const std::string& theirs : all) {
     if (theirs.empty()) continue;
     size_t space = theirs.find(' ');
+    agreed_on_error_ = true;
     return {static_cast<StatusCode>(std::stoi(theirs.substr(0, space))), theirs.substr(space + 1)};
   }
   return ok_status();
@@ -88,7 +94,8 @@ Status RankProcess::prepare(const EngineFlags& flags) {
   if (flags.model.device == "cuda") {
     return failed_precondition("this llm-dist was built without CUDA: use --device cpu");
   }
-  ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format, checkpoint::parse_load_format(flags.model.load_format));
+  ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
+                   checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,
                    checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
   ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
@@ -115,9 +122,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
                                 .checkpoint = checkpoint_.get(),
                                 .hooks = hooks_};
   if (leads()) parts.load_progress = [&bar](int64_t done, int64_t total) { bar.update(done, total); };
-  auto engine = engine::RankEngine::create(parts, options);
-  RETURN_IF_ERROR(agree(engine.status()));
-  engine_ = std::move(engine).value();
+  ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
   if (!leads()) return ok_status();
   bar.finish();
   const checkpoint::ReadStats& read = engine_->load_stats();
@@ -130,7 +135,9 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   return ok_status();
 }
 
-Status RankProcess::follow() { return engine::follow_plans(*engine_, *channel_, [] { return false; }); }
+Status RankProcess::follow() {
+  return engine::follow_plans(*engine_, *channel_, [] { return false; });
+}
 
 void RankProcess::on_peer_failure(const comm::RankFailure& failure) {
   std::string line = comm::format_failure(failure);
@@ -147,12 +154,19 @@ void RankProcess::give_up(const Status& cause) {
     if (on_failure_) on_failure_(cause);
     exit_after_failure();
   }
-  // A peer's death shows here first as a failed collective: give the watch time to find the culprit, whose name is the
-  // better cause. It ends this process.
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  // A peer's death shows here first as a failed collective: give the watch time to find the culprit, whose
+  // name is the better cause. It ends this process.
+  StatusCode code = cause.code();
+  bool perhaps_a_peer =
+      code == StatusCode::kUnavailable || code == StatusCode::kAborted || code == StatusCode::kInternal;
+  if (perhaps_a_peer) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   liveness_->announce_failure(cause.to_string());
   std::this_thread::sleep_for(std::chrono::seconds(2));
   exit_after_failure();
+}
+
+void RankProcess::give_up_from(const Status& cause) {
+  std::thread([this, cause] { give_up(cause); }).detach();
 }
 
 void RankProcess::exit_after_failure() {
@@ -175,9 +189,17 @@ void RankProcess::leave() {
   }
 }
 
+int end(RankProcess& process, const Status& status) {
+  if (!status.ok() && process.size() > 1 && !process.agreed_on_error()) process.give_up(status);
+  int code = report(&process, status);
+  process.leave();
+  return code;
+}
+
 int report(const RankProcess* process, const Status& status) {
   if (status.ok()) return 0;
-  if (process == nullptr || process->leads()) std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
+  if (process == nullptr || process->leads())
+    std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
   return 1;
 }
 

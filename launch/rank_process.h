@@ -1,4 +1,5 @@
-// RankProcess: one rank of a replica from its launch to its end: world, host channel, failure watch, checkpoint, engine.
+// RankProcess: one rank of a replica from its launch to its end: world, host channel, failure watch,
+// checkpoint, engine.
 #pragma once
 
 #include <functional>
@@ -24,10 +25,12 @@ class RankProcess {
   int size() const { return world_->rank_info().size; }
   bool leads() const { return rank() == 0; }
 
-  // Called once when a peer dies or the world is given up, before this process exits: rank 0 tells its clients.
+  // Called once when a peer dies or the world is given up, before this process exits: rank 0 tells its
+  // clients.
   void set_on_failure(std::function<void(const Status&)> callback) { on_failure_ = std::move(callback); }
 
-  // Collective: opens the checkpoint, chooses the layout, plans memory, loads the weights. The same error on every rank.
+  // Collective: opens the checkpoint, chooses the layout, plans memory, loads the weights. The same error on
+  // every rank.
   Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
   engine::RankEngine& engine() { return *engine_; }
   const checkpoint::Checkpoint& checkpoint() const { return *checkpoint_; }
@@ -38,6 +41,9 @@ class RankProcess {
   Status follow();
   // This rank cannot go on: peers learn the cause at once, the process exits.
   [[noreturn]] void give_up(const Status& cause);
+  void give_up_from(const Status& cause);  // the same, from a thread that must not block
+  // The error that load() returned is every rank's: all leave in order.
+  bool agreed_on_error() const { return agreed_on_error_; }
   // An orderly end, on every rank.
   void leave();
 
@@ -58,8 +64,13 @@ class RankProcess {
   engine::EngineHooks hooks_;
   ResolvedOptions resolved_;
   RankResources resources_;
+  bool agreed_on_error_ = false;
   std::function<void(const Status&)> on_failure_;
 };
+
+// Leaves the world after a command that ended with `status`; returns the process's exit code. An error of
+// this rank alone ends every rank.
+int end(RankProcess& process, const Status& status);
 
 // Turns a Status into the process's exit code, printing it once for the world.
 int report(const RankProcess* process, const Status& status);

@@ -1,0 +1,170 @@
+// `llm-dist serve`: the OpenAI-compatible server on rank 0, steps on every rank.
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "launch/commands.h"
+#include "launch/rank_process.h"
+#include "launch/shutdown_signal.h"
+#include "launch/text_model.h"
+#include "src/base/log.h"
+#include "src/engine/engine.h"
+#include "src/server/api_server.h"
+
+namespace llm_dist::launch {
+namespace {
+
+struct ServeFlags {
+  EngineFlags engine;
+  server::ServerOptions server;
+  std::vector<std::string> served_names;
+  std::string endpoint_file;
+  std::string api_key_file;
+  std::string api_key;
+  double shutdown_timeout_seconds = 30;
+};
+
+Status collect_keys(ServeFlags& flags) {
+  if (!flags.api_key_file.empty()) {
+    ASSIGN_OR_RETURN(flags.server.api_keys, server::read_api_keys(flags.api_key_file));
+  }
+  if (const char* key = std::getenv("LLM_DIST_API_KEY"); key != nullptr && *key != '\0') {
+    flags.server.api_keys.emplace_back(key);
+  }
+  if (!flags.api_key.empty()) {
+    log_warning("--api-key shows in the process list: use --api-key-file or LLM_DIST_API_KEY");
+    flags.server.api_keys.push_back(flags.api_key);
+  }
+  return ok_status();
+}
+
+// Whole or not at all: who waits for the file reads a complete address.
+Status write_endpoint(const std::string& path, const std::string& url) {
+  if (path.empty()) return ok_status();
+  std::string temporary = path + ".part";
+  std::ofstream(temporary) << url << "\n";
+  std::error_code error;
+  std::filesystem::rename(temporary, path, error);
+  return error ? failed_precondition(format("--endpoint-file {}: {}", path, error.message())) : ok_status();
+}
+
+server::ModelInfo model_info(const ServeFlags& flags, RankProcess& process) {
+  const checkpoint::ModelConfig& config = process.checkpoint().config();
+  const checkpoint::GenerationDefaults& defaults = config.generation;
+  server::ModelInfo info{.served_names = flags.served_names,
+                         .max_model_len = process.engine().options().max_model_len,
+                         .max_num_seqs = process.engine().options().max_num_seqs,
+                         .eos_ids = config.eos_ids};
+  if (info.served_names.empty()) info.served_names.push_back(flags.engine.model.model);
+  info.defaults = {.temperature = defaults.temperature,
+                   .top_p = defaults.top_p,
+                   .min_p = defaults.min_p,
+                   .top_k = defaults.top_k,
+                   .repetition_penalty = defaults.repetition_penalty,
+                   .max_tokens = defaults.max_new_tokens};
+  // A model that says do_sample: false means greedy.
+  if (defaults.do_sample == false) info.defaults.temperature = 0.0;
+  return info;
+}
+
+Status serve_requests(const ServeFlags& flags,
+                      RankProcess& process,
+                      server::ApiServer& api,
+                      ShutdownSignal& signal) {
+  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint().tokenizer()));
+  auto engine = engine::Engine::start(process.engine(),
+                                      process.channel(),
+                                      {.max_queued_requests = flags.engine.scheduler.max_num_queued_reqs},
+                                      process.hooks(),
+                                      [&](const Status& cause) { process.give_up(cause); });
+  auto port = server::make_engine_port(*engine);
+  api.attach(*port,
+             *text.tokenizer,
+             text.chat_template ? &*text.chat_template : nullptr,
+             model_info(flags, process));
+  log_info("ready at {}", api.url());
+
+  std::string why = signal.wait();
+  log_info("{}: draining for at most {} s", why, flags.shutdown_timeout_seconds);
+  Status drained = api.drain(Deadline::after_seconds(flags.shutdown_timeout_seconds));
+  if (!drained.ok()) log_warning("not every request ended in time: {}", drained.message());
+  Status closed = api.shutdown(Deadline::after_seconds(1));
+  if (!closed.ok()) log_warning("{}", closed.message());
+  engine->stop();
+  return ok_status();
+}
+
+Status lead(const ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
+  ASSIGN_OR_RETURN(std::unique_ptr<server::ApiServer> api, server::ApiServer::start(flags.server));
+  RETURN_IF_ERROR(write_endpoint(flags.endpoint_file, api->url()));
+  log_info("listening at {}; loading {}", api->url(), flags.engine.model.model);
+  api->set_on_drain([&] { signal.raise("POST /admin/drain"); });
+  api->set_on_hung([&](const Status& cause) { process.give_up_from(cause); });
+  process.set_on_failure([&](const Status& cause) {
+    api->fail(cause);
+    Status closed = api->shutdown(Deadline::after_seconds(0.5));
+    if (!closed.ok()) log_debug("{}", closed.message());
+  });
+  RETURN_IF_ERROR(process.load(flags.engine));
+  Status status = serve_requests(flags, process, *api, signal);
+  process.set_on_failure({});
+  return status;
+}
+
+int run(ServeFlags flags) {
+  ShutdownSignal signal;  // before any thread is started, so that every thread inherits its mask
+  auto joined = RankProcess::join(flags.engine);
+  if (!joined.ok()) return report(nullptr, joined.status());
+  RankProcess& process = **joined;
+  Status status;
+  if (process.leads()) {
+    status = collect_keys(flags);
+    if (status.ok()) status = lead(flags, process, signal);
+  } else {
+    signal.ignore();  // rank 0 drains and then tells the others to end; its death ends them too
+    status = process.load(flags.engine);
+    if (status.ok()) status = process.follow();
+  }
+  return end(process, status);
+}
+
+}  // namespace
+
+RunCommand add_serve(CLI::App& program) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* app = program.add_subcommand("serve", "Serve a model over an OpenAI-compatible HTTP API");
+  add_engine_flags(*app, flags->engine);
+  auto* group = app->add_option_group("Server");
+  group->add_option("--host", flags->server.host, "Address to listen at")->capture_default_str();
+  group->add_option("--port", flags->server.port, "0: any free one")->capture_default_str();
+  group->add_option("--uds", flags->server.uds_path, "A Unix socket instead of host and port");
+  group->add_option(
+      "--endpoint-file", flags->endpoint_file, "Write the server's URL to this file once it listens");
+  group->add_option(
+      "--served-model-name", flags->served_names, "Names that requests may use (default: MODEL)");
+  group->add_option("--api-key-file", flags->api_key_file, "Accepted keys, one a line (or LLM_DIST_API_KEY)");
+  group->add_option(
+      "--api-key", flags->api_key, "A key; others on this machine can read it from the process list");
+  group->add_option("--ssl-certfile", flags->server.ssl_certfile, "PEM certificate chain");
+  group->add_option("--ssl-keyfile", flags->server.ssl_keyfile, "PEM private key");
+  group->add_option("--request-timeout",
+                    flags->server.request_timeout_seconds,
+                    "Seconds from arrival to the last byte (0: none)");
+  group
+      ->add_option("--shutdown-timeout",
+                   flags->shutdown_timeout_seconds,
+                   "Seconds that running requests get when the server ends")
+      ->capture_default_str();
+  app->footer(
+      "Examples:\n"
+      "  llm-dist serve model.gguf\n"
+      "  mpirun -np 8 llm-dist serve path/to/Llama-3.3-70B --tp 8 --port 8000\n"
+      "  mpirun -np 4 llm-dist serve path/to/model --tp 2 --pp 2 --served-model-name chat");
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,61 @@
+#include "launch/shutdown_signal.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include <ctime>
+
+namespace llm_dist::launch {
+namespace {
+constexpr int kSignalExitBase = 128;
+constexpr long kPollNanoseconds = 100'000'000;
+}  // namespace
+
+ShutdownSignal::ShutdownSignal() {
+  sigemptyset(&signals_);
+  for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&signals_, number);
+  pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  listener_ = std::thread([this] { listen(); });
+}
+
+ShutdownSignal::~ShutdownSignal() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  listener_.join();
+}
+
+void ShutdownSignal::listen() {
+  timespec poll{.tv_sec = 0, .tv_nsec = kPollNanoseconds};
+  while (true) {
+    int number = sigtimedwait(&signals_, nullptr, &poll);
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    if (number < 0 || ignoring_) continue;
+    bool asked_before = !reason_.empty();
+    if (!waiting_ || asked_before) _exit(kSignalExitBase + number);
+    reason_ = std::string("SIG") + sigabbrev_np(number);
+    changed_.notify_all();
+  }
+}
+
+std::string ShutdownSignal::wait() {
+  std::unique_lock lock(mutex_);
+  waiting_ = true;
+  changed_.wait(lock, [this] { return !reason_.empty(); });
+  return reason_;
+}
+
+void ShutdownSignal::ignore() {
+  std::lock_guard lock(mutex_);
+  ignoring_ = true;
+}
+
+void ShutdownSignal::raise(const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  if (reason_.empty()) reason_ = reason;
+  changed_.notify_all();
+}
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,41 @@
+// ShutdownSignal: SIGINT, SIGTERM and SIGUSR1 as something to wait for, and a way to ask for the same from
+// inside.
+#pragma once
+
+#include <signal.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace llm_dist::launch {
+
+class ShutdownSignal {
+ public:
+  // Blocks the signals in this thread and those it starts later. Until wait() is called a signal ends the
+  // process at once.
+  ShutdownSignal();
+  ~ShutdownSignal();
+  ShutdownSignal(const ShutdownSignal&) = delete;
+  ShutdownSignal& operator=(const ShutdownSignal&) = delete;
+
+  // Why the process is to end: "SIGTERM". A second signal during what follows ends the process at once.
+  std::string wait();
+  void ignore();
+  void raise(const std::string& reason);
+
+ private:
+  void listen();
+
+  sigset_t signals_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool waiting_ = false;
+  bool ignoring_ = false;
+  bool stopping_ = false;
+  std::string reason_;
+  std::thread listener_;
+};
+
+}  // namespace llm_dist::launch
