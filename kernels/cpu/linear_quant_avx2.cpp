@@ -26,10 +26,17 @@ struct Avx2Dot {
   }
 };
 
-LLM_DIST_INLINE float largest(__m256 v) {
-  __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+// The largest magnitude of 32 floats. As integers, magnitudes are ordered like the floats, with infinity and
+// NaN above all, so that a block with one of those gets it as its scale and stays as wrong as it was.
+LLM_DIST_INLINE float largest_magnitude(const __m256* v) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  __m256i m = _mm256_and_si256(_mm256_castps_si256(v[0]), magnitude);
+  for (int i = 1; i < 4; ++i) {
+    m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+  }
+  __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1))));
 }
 
 LLM_DIST_INLINE int32_t sum_i8(__m256i q) {
@@ -45,14 +52,11 @@ LLM_DIST_INLINE int32_t sum_i8(__m256i q) {
 QuantTileFn quant_tile_avx2(QuantScheme scheme) { return tile_of<Avx2Dot>(scheme); }
 
 void quantize_blocks_avx2(const float* x, int64_t blocks, QuantizedBlock* out) {
-  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // undoes the packs' lane order
   for (int64_t b = 0; b < blocks; ++b, x += 32) {
     __m256 v[4];
     for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
-    __m256 m = _mm256_max_ps(_mm256_max_ps(_mm256_and_ps(v[0], magnitude), _mm256_and_ps(v[1], magnitude)),
-                             _mm256_max_ps(_mm256_and_ps(v[2], magnitude), _mm256_and_ps(v[3], magnitude)));
-    float scale = largest(m) / 127.0f;
+    const float scale = largest_magnitude(v) / 127.0f;
     const __m256 inverse = _mm256_set1_ps(scale < 1e-37f ? 0.0f : 1.0f / scale);
     __m256i q[4];
     for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));

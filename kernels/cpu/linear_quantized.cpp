@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kBlockValues = 32;
 // A thread's least share, in bytes of weights times tiles of tokens: some 2 µs of work.
 constexpr int64_t kLeastBytesPerThread = 64 * 1024;
+constexpr int64_t kGroupsPerThread = 4;  // where there are fewer, their tokens are shared out too
 constexpr int64_t kLeastValuesPerThread = 32 * 1024;  // of activations to quantize
 
 QuantScheme quant_scheme(WeightScheme scheme) {
@@ -67,12 +68,19 @@ class QuantizedProduct {
                      quantize_row(params_.x, token_ + t, blocks_, x_ + t * blocks_);
                    }
                  });
+    const int64_t groups = (params_.weight.n + kPackedRows - 1) / kPackedRows;
     const int64_t tiles = (tokens_ + kQuantTileTokens - 1) / kQuantTileTokens;
+    // A group's tiles stay together while there are groups enough to share out evenly.
+    const int64_t wanted_parts = (kGroupsPerThread * state_.threads() + groups - 1) / groups;
+    const int64_t parts = std::min(tiles, wanted_parts);
     parallel_for(state_.threads(),
-                 (params_.weight.n + kPackedRows - 1) / kPackedRows,
-                 std::max<int64_t>(1, kLeastBytesPerThread / (group_bytes_ * tiles)),
-                 [this](int64_t begin, int64_t end, int thread) {
-                   for (int64_t g = begin; g < end; ++g) run_group(g, packed_group(g, thread));
+                 groups * parts,
+                 std::max<int64_t>(1, kLeastBytesPerThread * parts / (group_bytes_ * tiles)),
+                 [=, this](int64_t begin, int64_t end, int thread) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     const int64_t part = i % parts;
+                     run_group(i / parts, thread, tiles * part / parts, tiles * (part + 1) / parts);
+                   }
                  });
   }
 
@@ -88,12 +96,14 @@ class QuantizedProduct {
     return scratch;
   }
 
-  void run_group(int64_t g, const std::byte* group) const {
+  void run_group(int64_t g, int thread, int64_t first_tile, int64_t end_tile) const {
+    const std::byte* group = packed_group(g, thread);
     const int64_t column = g * kPackedRows;
     const int64_t rows = std::min(kPackedRows, params_.weight.n - column);
     const bool direct = rows == kPackedRows && params_.out.dtype == DType::kF32 && !params_.bias;
     alignas(64) float sums[kQuantTileTokens * kPackedRows];
-    for (int64_t t = 0; t < tokens_; t += kQuantTileTokens) {
+    for (int64_t tile_index = first_tile; tile_index < end_tile; ++tile_index) {
+      const int64_t t = tile_index * kQuantTileTokens;
       QuantTile tile{.group = group,
                      .x = x_ + t * blocks_,
                      .blocks = blocks_,

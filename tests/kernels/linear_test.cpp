@@ -3,8 +3,26 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
 #include "src/device/cpu/cpu_backend.h"
 #include "tests/kernels/linear_cases.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}
+
+// Not inlined: gcc would see malloc's memory go to delete, and new's to free.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  void* memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::kernels {
 namespace {
@@ -359,6 +377,58 @@ TEST_F(LinearTest, WorkspaceIsWhatWasSaid) {
   std::byte* second = (*state)->thread_scratch(1).data();
   EXPECT_EQ(reinterpret_cast<uintptr_t>(second) % 64, 0u);
   EXPECT_EQ(second - (*state)->thread_scratch(0).data(), CpuOpState::thread_scratch_bytes(options));
+}
+
+TEST_F(LinearTest, AllocatesNothing) {
+  for (WeightScheme scheme : {WeightScheme::kQ4_1, WeightScheme::kQ8_0, WeightScheme::kF16}) {
+    auto state = make_state(2);
+    RandomWeight weight(scheme, 200, 640, random_);
+    Matrix x(DType::kBF16, 64, 640, 640, random_);
+    Matrix out(DType::kBF16, 64, 200, 200, random_);
+    LinearParams params{.x = x.view, .weight = weight.weight, .bias = {}, .out = out.view};
+    run(*state, params);
+    const int64_t before = allocations;
+    for (int i = 0; i < 10; ++i) linear_cpu(*state, *stream_, params);
+    const bool done = stream_->synchronize(Deadline::after_seconds(60)).ok();
+    EXPECT_EQ(allocations, before) << to_string(scheme);
+    EXPECT_TRUE(done);
+  }
+}
+
+// What is not finite must not come out as a number; the other rows keep theirs.
+TEST_F(LinearTest, NonFiniteActivationsStayNonFinite) {
+  const int64_t n = 20, k = 96;
+  for (CpuLevel level : levels()) {
+    auto state = make_state(1, {.level = level});
+    RandomWeight weight(WeightScheme::kQ4_1, n, k, random_);
+    for (float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+      for (int64_t at : {0, 13, 50, 95}) {
+        Matrix x(DType::kF32, 2, k, k, random_);
+        Matrix out(DType::kF32, 2, n, n, random_);
+        put(x.bytes.data(), DType::kF32, k + at, bad);
+        run(*state, {.x = x.view, .weight = weight.weight, .bias = {}, .out = out.view});
+        for (int64_t i = 0; i < n; ++i) {
+          EXPECT_TRUE(std::isfinite(out.at(0, i)));
+          EXPECT_FALSE(std::isfinite(out.at(1, i))) << bad << " at " << at << " " << to_string(level);
+        }
+      }
+    }
+  }
+}
+
+// More threads than groups of rows: tokens are shared out, rows stay the same bits.
+TEST_F(LinearTest, FewRowsOverManyThreads) {
+  auto one = make_state(1);
+  auto many = make_state(7);
+  RandomWeight weight(WeightScheme::kQ4_0, 40, 512, random_);
+  for (int64_t tokens : {1, 31, 300}) {
+    Matrix x(DType::kF32, tokens, 512, 512, random_);
+    Matrix expected(DType::kF32, tokens, 40, 40, random_);
+    Matrix out(DType::kF32, tokens, 40, 40, random_);
+    run(*one, {.x = x.view, .weight = weight.weight, .bias = {}, .out = expected.view});
+    run(*many, {.x = x.view, .weight = weight.weight, .bias = {}, .out = out.view});
+    EXPECT_TRUE(out.bytes == expected.bytes) << tokens;
+  }
 }
 
 TEST_F(LinearTest, RunsAgainFromAGraph) {
