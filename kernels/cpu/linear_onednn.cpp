@@ -1,13 +1,14 @@
 #include "kernels/cpu/linear_onednn.h"
 
-#include <omp.h>
-
 #include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
 #include <tuple>
 #include <unordered_map>
+
+// OpenMP's own; its header lies among gcc's private ones, where clang-tidy does not look.
+extern "C" void omp_set_num_threads(int threads) noexcept;
 
 namespace llm_dist::kernels {
 namespace {
