@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <limits>
 
 #include "kernels/cpu/cpu_op_state.h"
@@ -215,9 +214,8 @@ void softmax_row(AttentionScratch& s, int64_t r, int64_t visible) {
     sum = hn::Add(sum, weight);
     hn::Store(weight, tag, scores + j);
   }
-  const float new_max = hn::GetLane(best);
-  s.rescale[r] = std::exp(s.row_max[r] - new_max);
-  s.row_max[r] = new_max;
+  s.rescale[r] = hn::GetLane(hn::Exp(tag, hn::Sub(hn::Set(tag, s.row_max[r]), best)));
+  s.row_max[r] = hn::GetLane(best);
   s.row_sum[r] = s.row_sum[r] * s.rescale[r] + hn::GetLane(hn::SumOfLanes(tag, sum));
 }
 

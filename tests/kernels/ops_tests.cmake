@@ -1,6 +1,7 @@
 llm_dist_test(cpu_ops_test LABEL cpu SOURCES cpu_ops_test.cpp LIBS llm_dist_kernels hwy::hwy)
 llm_dist_test(cpu_attention_test LABEL cpu SOURCES cpu_attention_test.cpp LIBS llm_dist_kernels hwy::hwy)
 llm_dist_test(cpu_sample_test LABEL cpu SOURCES cpu_sample_test.cpp LIBS llm_dist_kernels hwy::hwy)
+llm_dist_test(cpu_ops_allocation_test LABEL cpu SOURCES cpu_ops_allocation_test.cpp LIBS llm_dist_kernels hwy::hwy)
 
 # Not a test: decode attention in GB/s, prompt attention in GFLOP/s, sampling in µs a row.
 add_executable(cpu_ops_bench cpu_ops_bench.cpp)
