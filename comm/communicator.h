@@ -14,7 +14,7 @@ namespace llm_dist::comm {
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 struct CommInfo {
-  std::string backend;  // "thread", "mpi", "nccl"
+  std::string backend;  // "self", "thread", "mpi", "nccl"
   std::string name;     // "tp", "stage", "token-return"
   int rank = 0;         // in this group
   int size = 1;

@@ -49,8 +49,8 @@ class MessageTransport {
   virtual std::unique_ptr<MessageChannel> open_channel(int id, std::span<const int> world_ranks) = 0;
   // A short message outside all groups, sent and forgotten. Any thread.
   virtual void post_notice(int world_rank, std::span<const std::byte> notice) = 0;
-  // The next notice that came, with its sender; empty when there is none. Any thread.
-  virtual std::string take_notice(int& world_rank) = 0;
+  // The next notice that came; empty when there is none. Any thread.
+  virtual std::string take_notice() = 0;
   // The library's own end. May block when a peer is dead, so it is called after a barrier only.
   virtual Status finalize() = 0;
 };

@@ -233,13 +233,10 @@ void MessageWorld::tell(std::span<const int> world_ranks, int32_t id, const Stat
 }
 
 void MessageWorld::read_notices() {
-  int sender = 0;
-  for (std::string notice = transport_->take_notice(sender); !notice.empty();
-       notice = transport_->take_notice(sender)) {
+  for (std::string notice = transport_->take_notice(); !notice.empty(); notice = transport_->take_notice()) {
     NoticeHeader header;
     if (notice.size() < sizeof header) continue;
     std::memcpy(&header, notice.data(), sizeof header);
-    // Said once, by whom it happened to.
     Status cause(static_cast<StatusCode>(header.code), notice.substr(sizeof header));
     if (cause.ok()) continue;
     if (header.id == kWholeWorld) {

@@ -1,4 +1,5 @@
 // Latency of collectives over this world: mpirun -np 2 comm_bench. Prints a row a size.
+#include <algorithm>
 #include <cstdio>
 
 #include "comm/world.h"
@@ -24,6 +25,9 @@ Lane make_lane(World& world, int64_t bytes) {
           std::vector<uint16_t>(static_cast<size_t>(bytes / 2))};
 }
 
+// Other work on the machine disturbs some batches: the best one shows the code.
+constexpr int kBatches = 20;
+
 // `num_lanes` communicators at once, each on its own stream.
 void measure(World& world, int64_t bytes, int num_lanes, int repeats) {
   std::vector<Lane> lanes;
@@ -40,16 +44,24 @@ void measure(World& world, int64_t bytes, int num_lanes, int repeats) {
   };
   run(repeats / 10 + 1);
   int64_t allocations = num_allocations();
-  TimePoint begin = Clock::now();
-  run(repeats);
-  double seconds = seconds_between(begin, Clock::now());
+  double best = 1e30;
+  double total = 0;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    TimePoint begin = Clock::now();
+    run(repeats);
+    double seconds = seconds_between(begin, Clock::now()) / repeats;
+    best = std::min(best, seconds);
+    total += seconds;
+  }
   allocations = num_allocations() - allocations;
   if (world.rank_info().rank != 0) return;
-  std::printf("all_reduce bf16 %8lld bytes, %d at once: %8.1f us, %.2f allocations each\n",
-              static_cast<long long>(bytes),
-              num_lanes,
-              1e6 * seconds / repeats,
-              static_cast<double>(allocations) / (repeats * num_lanes));
+  std::printf(
+      "all_reduce bf16 %8lld bytes, %d at once: %8.1f us (best batch %8.1f us), %.2f allocations each\n",
+      static_cast<long long>(bytes),
+      num_lanes,
+      1e6 * total / kBatches,
+      1e6 * best,
+      static_cast<double>(allocations) / (kBatches * repeats * num_lanes));
 }
 
 int run_bench() {
@@ -58,7 +70,7 @@ int run_bench() {
   auto world = make_world(*info, {});
   CHECK(world.ok(), "{}", world.status().to_string());
   for (int num_lanes : {1, 3})
-    for (auto [bytes, repeats] : {std::pair{2 << 10, 5000}, {16 << 10, 3000}, {1 << 20, 200}})
+    for (auto [bytes, repeats] : {std::pair{2 << 10, 200}, {16 << 10, 100}, {1 << 20, 10}})
       measure(**world, bytes, num_lanes, repeats);
   Status closed = (*world)->close(Deadline::after_seconds(20));
   CHECK(closed.ok(), "{}", closed.to_string());

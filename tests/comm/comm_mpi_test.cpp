@@ -1,7 +1,9 @@
 // The conformance suite over MPI: run by mpirun, every rank runs every test.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <iostream>
+#include <thread>
 
 #include "comm/world.h"
 #include "src/base/log.h"
@@ -61,7 +63,7 @@ TEST(Mpi, AMessageOfAnotherLengthIsAnError) {
   GroupUnderTest group = make_group(*the_world(), "lengths", 5);
   HostTensor<float> data(group.rank() == 0 ? 8 : 9);
   group.comm->all_reduce(data.view(), ReduceOp::kSum, *group.stream);
-  EXPECT_FALSE(group.synchronize(10).ok());
+  EXPECT_EQ(group.synchronize(10).code(), StatusCode::kInternal);
   EXPECT_TRUE(the_world()->barrier(Deadline::after_seconds(10)).ok());
 }
 
@@ -70,6 +72,35 @@ TEST(Mpi, RanksThatMakeDifferentGroupsAreTold) {
   auto comm = the_world()->make_communicator(all_ranks(*the_world()), name);
   EXPECT_EQ(comm.status().code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(the_world()->barrier(Deadline::after_seconds(10)).ok());
+}
+
+// What rank 0 ends, everyone leaves at once, without MPI_Finalize. mpirun calls that a failure: the test
+// looks for the line that the last rank prints.
+int abort_the_world() {
+  World& world = *the_world();
+  GroupUnderTest group = make_group(world, "tp", 600);
+  HostTensor<float> data(100);
+  TimePoint begin = Clock::now();
+  if (group.rank() == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    world.abort(unavailable("rank 0 had enough"));
+  } else {
+    group.comm->all_reduce(data.view(), ReduceOp::kSum, *group.stream);
+  }
+  Status barrier = world.barrier(Deadline::after_seconds(60));
+  Status stream = group.rank() == 0 ? group.comm->poll() : group.synchronize(60);
+  Status closed = world.close(Deadline::after_seconds(60));
+  bool in_time = seconds_between(begin, Clock::now()) < 1.5;
+  std::string line = format("rank {} left {}: {}, {}, {}\n",
+                            group.rank(),
+                            in_time ? "in time" : "late",
+                            barrier.message(),
+                            stream.message(),
+                            closed.message());
+  std::cout << line << std::flush;
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(500));  // mpirun kills the others when the first is gone
+  _exit(0);
 }
 
 }  // namespace
@@ -87,6 +118,7 @@ int main(int argc, char** argv) {
   auto world = comm::make_world(*info, {});
   CHECK(world.ok(), "{}", world.status().to_string());
   comm::the_world() = std::move(world).value();
+  if (argc > 1 && std::string_view(argv[1]) == "--abort-world") return comm::abort_the_world();
   // One report, and whatever fails anywhere.
   if (info->rank != 0)
     delete testing::UnitTest::GetInstance()->listeners().Release(
