@@ -15,13 +15,14 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-void* operator new(size_t bytes) {
+// Not inlined: gcc otherwise pairs one side's malloc with the other side's name and warns.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::comm {
 namespace {
