@@ -97,10 +97,14 @@ void LivenessWatch::run() {
 }
 
 void LivenessWatch::beat_if_due(TimePoint now) {
-  if (now < next_beat_) return;
-  next_beat_ = now + options_.interval;
+  PhaseText phase = own_slot().phase();
+  bool due = now >= next_beat_;
+  // A new phase goes out at the next look: it is what a diagnosis on another node will name.
+  if (!due && phase.view() == sent_phase_.view()) return;
+  if (due) next_beat_ = now + options_.interval;
+  sent_phase_ = phase;
   own_slot().beat();
-  send_to_other_nodes({.kind = LivenessFrame::Kind::kBeat, .verdict = {.phase = own_slot().phase()}});
+  send_to_other_nodes({.kind = LivenessFrame::Kind::kBeat, .verdict = {.phase = phase}});
 }
 
 void LivenessWatch::send_to_other_nodes(const LivenessFrame& frame) {

@@ -87,6 +87,7 @@ class LivenessWatch {
   std::vector<WatchedRank> ranks_;
   Duration tick_;
   TimePoint next_beat_;
+  PhaseText sent_phase_;
   std::optional<TimePoint> first_sign_;
   int signs_ = 0;
   bool delivered_ = false;

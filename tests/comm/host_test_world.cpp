@@ -1,6 +1,5 @@
 #include "tests/comm/host_test_world.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

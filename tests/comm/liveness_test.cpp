@@ -125,7 +125,7 @@ class WatchedWorld {
       return 1;
     }
     (*liveness)->set_phase(format("phase of {}", rank));
-    std::this_thread::sleep_for(limits.interval / 2 + limits.interval);  // a beat carries it to other nodes
+    std::this_thread::sleep_for(limits.interval / 2);  // goes to other nodes with the next look
     mine.watching = true;
     while (!exits_on_failure || mine.calls == 0) {
       if (mine.announce.exchange(false))
@@ -169,27 +169,35 @@ constexpr Limits kQuick{.interval = 200ms, .silence = 1500ms};
 
 class LivenessTest : public testing::TestWithParam<Transport> {};
 
+// One world a victim, all at once: most of the time they wait.
+std::vector<std::pair<int, std::unique_ptr<WatchedWorld>>> worlds_for(const TestWorld& test,
+                                                                      std::initializer_list<int> victims) {
+  std::vector<std::pair<int, std::unique_ptr<WatchedWorld>>> worlds;
+  for (int victim : victims) worlds.emplace_back(victim, std::make_unique<WatchedWorld>(test));
+  return worlds;
+}
+
 TEST_P(LivenessTest, KilledRankIsKnownToAllWithinSeconds) {
-  for (int victim : {0, 1, kRanks - 1}) {
-    WatchedWorld world(GetParam().world);
-    ASSERT_TRUE(world.wait_watching());
-    world.signal_rank(victim, SIGKILL);
-    world.expect_all_learn(victim, 2.5, "ended without a goodbye");
+  auto worlds = worlds_for(GetParam().world, {0, 1, kRanks - 1});
+  for (auto& [victim, world] : worlds) {
+    ASSERT_TRUE(world->wait_watching());
+    world->signal_rank(victim, SIGKILL);
+    world->expect_all_learn(victim, 2.5, "ended without a goodbye");
   }
 }
 
 TEST_P(LivenessTest, AnnouncedFailureArrivesWithItsCause) {
-  for (int victim : {0, 2}) {
-    WatchedWorld world(GetParam().world);
-    ASSERT_TRUE(world.wait_watching());
-    world.mark_time();
-    world.of(victim).announce = true;
-    world.expect_all_learn(victim, 2.0, "CUDA error: illegal address");
+  auto worlds = worlds_for(GetParam().world, {0, 2});
+  for (auto& [victim, world] : worlds) {
+    ASSERT_TRUE(world->wait_watching());
+    world->mark_time();
+    world->of(victim).announce = true;
+    world->expect_all_learn(victim, 2.0, "CUDA error: illegal address");
     // The one that announced it hears it too, and does not report while others live.
-    ASSERT_EQ(world.wait_exit(victim), kFailedExit);
-    EXPECT_EQ(world.of(victim).failed, victim);
-    EXPECT_FALSE(world.of(victim).reporter);
-    std::string line = world.of(1).line;
+    ASSERT_EQ(world->wait_exit(victim), kFailedExit);
+    EXPECT_EQ(world->of(victim).failed, victim);
+    EXPECT_FALSE(world->of(victim).reporter);
+    std::string line = world->of(1).line;
     EXPECT_EQ(line.find('\n'), std::string::npos);
     for (const char* part : {"rank ", "host ", "pid ", "device cpu:", "phase phase of ", "CUDA error"})
       EXPECT_NE(line.find(part), std::string::npos) << line;
@@ -230,7 +238,7 @@ TEST_P(LivenessTest, ShortStopIsNoFailure) {
   world.signal_rank(1, SIGSTOP);
   std::this_thread::sleep_for(600ms);
   world.signal_rank(1, SIGCONT);
-  std::this_thread::sleep_for(1200ms);
+  std::this_thread::sleep_for(900ms);
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(world.of(rank).calls, 0) << world.of(rank).line;
 }
 
@@ -243,7 +251,7 @@ TEST_P(LivenessTest, OrderlyLeaveIsNoFailure) {
                                      .silence_limit = kQuick.silence});
     if (!liveness.ok()) return 1;
     // One after the other, each well before the next.
-    std::this_thread::sleep_for(100ms + 600ms * world.rank);
+    std::this_thread::sleep_for(100ms + 300ms * world.rank);
     (*liveness)->leave();
     return failures == 0 ? 0 : 2;
   });
