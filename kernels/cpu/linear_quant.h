@@ -7,9 +7,12 @@
 
 namespace llm_dist::kernels {
 
-// 32 activations: x ≈ scale · q, |q| ≤ 127. The sums are what a weight's offset multiplies.
+// 32 activations in 16 bits: x ≈ scale · q, q = 256 · high + low. With 8 bits the rounding of a whole model's
+// layers adds up to a tenth of a logit, which turns near ties; the second byte costs dot products alone, and
+// those are not what bounds one token (memory is). The sums are what a weight's offset multiplies.
 struct QuantizedBlock {
-  int8_t q[32];
+  int8_t high[32];  // −127 … 127
+  int8_t low[32];   // −127 … 127
   float scale;
   float sum;             // scale · Σ q
   int32_t negative_sum;  // −Σ q

@@ -69,7 +69,10 @@ LLM_DIST_INLINE void run_half(const QuantTile& tile, int half) {
     HalfBlock block = load_block<kScheme>(group, half);
     for (int t = 0; t < kTokens; ++t) {
       const QuantizedBlock& x = tile.x[t * tile.blocks + b];
-      __m256i sums = kScheme == QuantScheme::kQ8_0 ? Dot::bytes(block.q, x.q) : Dot::nibbles(block.q, x.q);
+      constexpr bool kBytes = kScheme == QuantScheme::kQ8_0;
+      __m256i high = kBytes ? Dot::bytes(block.q, x.high) : Dot::nibbles(block.q, x.high);
+      __m256i low = kBytes ? Dot::bytes(block.q, x.low) : Dot::nibbles(block.q, x.low);
+      __m256i sums = _mm256_add_epi32(_mm256_slli_epi32(high, 8), low);
       if constexpr (kScheme == QuantScheme::kQ4_0) {  // w = d · (q − 8)
         sums = _mm256_add_epi32(sums, _mm256_slli_epi32(_mm256_set1_epi32(x.negative_sum), 3));
       }

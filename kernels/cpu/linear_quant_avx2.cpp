@@ -39,6 +39,13 @@ LLM_DIST_INLINE float largest_magnitude(const __m256* v) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1))));
 }
 
+// Four vectors of int32 in [−128, 127], in order, to 32 bytes.
+LLM_DIST_INLINE __m256i to_bytes(const __m256i* q) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // undoes the packs' lane order
+  __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+  return _mm256_permutevar8x32_epi32(bytes, order);
+}
+
 LLM_DIST_INLINE int32_t sum_i8(__m256i q) {
   __m256i words = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
   __m256i dwords = _mm256_madd_epi16(words, _mm256_set1_epi16(1));
@@ -52,19 +59,26 @@ LLM_DIST_INLINE int32_t sum_i8(__m256i q) {
 QuantTileFn quant_tile_avx2(QuantScheme scheme) { return tile_of<Avx2Dot>(scheme); }
 
 void quantize_blocks_avx2(const float* x, int64_t blocks, QuantizedBlock* out) {
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // undoes the packs' lane order
+  constexpr float kLargest = 127.0f * 256.0f;
   for (int64_t b = 0; b < blocks; ++b, x += 32) {
     __m256 v[4];
     for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
-    const float scale = largest_magnitude(v) / 127.0f;
+    const float scale = largest_magnitude(v) / kLargest;
     const __m256 inverse = _mm256_set1_ps(scale < 1e-37f ? 0.0f : 1.0f / scale);
-    __m256i q[4];
-    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
-    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-    bytes = _mm256_permutevar8x32_epi32(bytes, order);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[b].q), bytes);
+    __m256i high[4], low[4];
+    for (int i = 0; i < 4; ++i) {
+      __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+      high[i] = _mm256_srai_epi32(_mm256_add_epi32(q, _mm256_set1_epi32(128)), 8);
+      // −128 has no positive counterpart for the sign tricks of the dot products; −127 is within the
+      // rounding.
+      low[i] = _mm256_max_epi32(_mm256_sub_epi32(q, _mm256_slli_epi32(high[i], 8)), _mm256_set1_epi32(-127));
+    }
+    const __m256i high_bytes = to_bytes(high);
+    const __m256i low_bytes = to_bytes(low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[b].high), high_bytes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[b].low), low_bytes);
     out[b].scale = scale;
-    const int32_t sum = sum_i8(bytes);
+    const int32_t sum = 256 * sum_i8(high_bytes) + sum_i8(low_bytes);
     out[b].sum = scale * static_cast<float>(sum);
     out[b].negative_sum = -sum;
   }

@@ -62,15 +62,16 @@ LLM_DIST_INLINE __m512i excess(const QuantizedBlock& x) {
   return _mm512_slli_epi32(_mm512_set1_epi32(x.negative_sum), kScheme == QuantScheme::kQ4_0 ? 3 : 7);
 }
 
+// The high and the low bytes' sums run side by side: two chains of eight.
 template <QuantScheme kScheme>
 LLM_DIST_INLINE __m512i dot_block(const GroupBlock& block, const QuantizedBlock& x) {
-  __m512i even = excess<kScheme>(x);
-  __m512i odd = _mm512_setzero_si512();
-  for (int j = 0; j < 8; j += 2) {
-    even = _mm512_dpbusd_epi32(even, block.q[j], broadcast4(x.q + 4 * j));
-    odd = _mm512_dpbusd_epi32(odd, block.q[j + 1], broadcast4(x.q + 4 * j + 4));
+  __m512i high = _mm512_setzero_si512();
+  __m512i low = excess<kScheme>(x);
+  for (int j = 0; j < 8; ++j) {
+    high = _mm512_dpbusd_epi32(high, block.q[j], broadcast4(x.high + 4 * j));
+    low = _mm512_dpbusd_epi32(low, block.q[j], broadcast4(x.low + 4 * j));
   }
-  return _mm512_add_epi32(even, odd);
+  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
 template <QuantScheme kScheme, int kTokens>
