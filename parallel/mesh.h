@@ -39,6 +39,7 @@ class Mesh {
   // World ranks of this rank's tensor group.
   std::vector<int> tensor_group() const {
     std::vector<int> ranks;
+    ranks.reserve(static_cast<size_t>(layout_.tp));
     for (int i = 0; i < layout_.tp; ++i) ranks.push_back(rank_of(stage(), i));
     return ranks;
   }

@@ -66,6 +66,7 @@ class Reader {
   Result<checkpoint::ReadStats> run() {
     count_total();
     std::vector<checkpoint::SliceRequest> requests;
+    requests.reserve(direct_.size());
     for (const Transfer& transfer : direct_) requests.push_back(request_of(transfer, transfer.destination));
     RETURN_IF_ERROR(read(requests));
     RETURN_IF_ERROR(run_staged());
