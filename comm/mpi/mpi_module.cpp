@@ -1,6 +1,6 @@
-// MessageTransport over MPI. One lock around every MPI call and MPI_THREAD_SERIALIZED: the calls are short,
-// and Open MPI 4.1 is slower with MPI_THREAD_MULTIPLE even when a single thread calls. Groups are told apart
-// by tag, so that making one is no collective MPI call, which would have no deadline.
+// MessageTransport over MPI. One lock around every MPI call, with MPI_THREAD_SERIALIZED: the calls are short,
+// every MPI offers it, and with three streams on two cores MPI_THREAD_MULTIPLE was no clear gain. Groups are
+// told apart by tag, so that making one is no collective MPI call, which would have no deadline.
 #include "comm/mpi/mpi_module.h"
 
 #include <mpi.h>

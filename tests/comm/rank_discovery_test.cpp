@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "comm/mpi_loader.h"
 #include "comm/world.h"
 
@@ -121,6 +123,15 @@ TEST(MakeWorld, OneProcessNeedsNoModule) {
   ASSERT_TRUE(comm.ok());
   EXPECT_EQ((*comm)->info().size, 1);
   EXPECT_TRUE((*world)->close(Deadline::after_seconds(1)).ok());
+}
+
+TEST(MakeWorld, SaysWhatSeveralRanksNeed) {
+  setenv("LLM_DIST_MODULE_DIR", "/no/such/folder", 1);
+  Status status = make_world({.rank = 1, .size = 4, .source = RankSource::kOpenMpi}, {}).status();
+  unsetenv("LLM_DIST_MODULE_DIR");
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  for (const char* part : {"4 ranks (Open MPI) need MPI", "/no/such/folder", "libopenmpi-dev"})
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
 }  // namespace
