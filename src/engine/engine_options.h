@@ -8,6 +8,7 @@
 #include "kernels/ops.h"
 #include "parallel/mesh.h"
 #include "src/base/dtype.h"
+#include "src/sched/step_plan.h"
 
 namespace llm_dist::engine {
 
@@ -44,6 +45,9 @@ struct EngineOptions {
 struct EngineHooks {
   kernels::OpObserver* observer = nullptr;
   std::function<void(const char* phase)> on_phase;  // "loading", "idle", "prefill", "decode": static strings
+  // Last stage: this rank's vocabulary shard of the step's logits, f32 [num_samples, shard] in plan order;
+  // rows past the plan's samples are padding. Valid in `stream`'s order until the next step.
+  std::function<void(const sched::StepPlan& plan, const Tensor& logits, device::Stream& stream)> on_logits;
 };
 
 }  // namespace llm_dist::engine

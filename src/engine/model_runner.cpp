@@ -61,7 +61,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   if (!mesh().last_stage()) {
     parts_.lanes->to_next->send(parts_.model->leave(hidden), stream());
   } else if (step.view.num_samples > 0) {
-    sample(hidden, step);
+    sample(hidden, plan, step);
   }
   if (mesh().first_stage() && !mesh().last_stage() && step.view.num_samples > 0) {
     return_tokens(step);
@@ -129,8 +129,9 @@ parallel::Hidden ModelRunner::forward(const PreparedStep& step) {
   return hidden;
 }
 
-void ModelRunner::sample(parallel::Hidden& hidden, const PreparedStep& step) {
+void ModelRunner::sample(parallel::Hidden& hidden, const sched::StepPlan& plan, const PreparedStep& step) {
   Tensor logits = parts_.model->head(hidden, step.view);
+  if (parts_.hooks.on_logits) parts_.hooks.on_logits(plan, logits, stream());
   Tensor records = parts_.sampler->sample(logits, step, history_);
   scatter(records, step.sample_slots, step.sample_positions);
   if (!mesh().first_stage()) {
