@@ -53,6 +53,8 @@ class Bench {
   Result<Sample> run(int count, int output_len) {
     std::vector<std::shared_ptr<LocalSequence>> sequences;
     std::vector<sched::SequenceRequest> requests;
+    requests.reserve(static_cast<size_t>(count));
+    sequences.reserve(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) requests.push_back(random_request(output_len));
     int64_t begin = now_ns();
     for (sched::SequenceRequest& request : requests) {
