@@ -67,7 +67,9 @@ TEST(Status, CarriesItsContext) {
   EXPECT_EQ(status.to_string(), "not_found: loading: x.safetensors");
   Result<int> result = status;
   EXPECT_FALSE(result.ok());
-  EXPECT_TRUE(Result<int>(3).ok());
+  Result<int> three = 3;
+  EXPECT_TRUE(three.ok());
+  EXPECT_EQ(*three, 3);
 }
 
 TEST(Weight, BlockRowsHaveTheirBytes) {
