@@ -40,7 +40,7 @@ VENDOR = [
     (r"nlohmann/.*", ["src/checkpoint", "src/server", "cluster", "launch", "tests"]),
     (r"prometheus/.*", ["src/server"]),
     (r"oneapi/dnnl/.*|dnnl\.hpp?", ["kernels/cpu"]),
-    (r"hwy/.*", ["kernels/cpu"]),
+    (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),
     (r"hwloc\.h", ["launch"]),
     (r"CLI/.*", ["launch"]),
 ]
