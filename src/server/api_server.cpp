@@ -1,0 +1,287 @@
+#include "src/server/api_server.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "src/base/check.h"
+#include "src/base/log.h"
+#include "src/http/router.h"
+#include "src/http/server.h"
+#include "src/server/auth.h"
+#include "src/server/pipeline.h"
+#include "src/server/step_watch.h"
+
+namespace llm_dist::server {
+namespace {
+
+constexpr int kRetrySoonSeconds = 1;
+constexpr int kRetryLaterSeconds = 5;
+constexpr double kFailSeconds = 1;
+
+using WriterPtr = std::shared_ptr<http::ResponseWriter>;
+
+http::ServerOptions http_options(const ServerOptions& options) {
+  http::ServerOptions http;
+  http.host = options.host;
+  http.port = options.port;
+  http.uds_path = options.uds_path;
+  http.tls_cert_file = options.ssl_certfile;
+  http.tls_key_file = options.ssl_keyfile;
+  http.max_connections = options.max_connections;
+  http.max_header_bytes = options.max_header_bytes;
+  http.max_body_bytes = options.max_body_bytes;
+  http.render_error = render_http_error;
+  return http;
+}
+
+ApiError unavailable_error(std::string message, std::string code, int retry_after_s) {
+  return {
+      .status = 503, .message = std::move(message), .code = std::move(code), .retry_after_s = retry_after_s};
+}
+
+}  // namespace
+
+class ApiServer::Impl {
+ public:
+  explicit Impl(const ServerOptions& server_options)
+      : options(server_options),
+        keys(server_options.api_keys),
+        metrics(server_options.version),
+        router(render_http_error) {
+    add_routes();
+  }
+
+  void add_routes();
+  void handle(http::Request request, WriterPtr writer);
+  void accept(Endpoint endpoint, http::Request request, WriterPtr writer);
+  // Why a request cannot be served now.
+  std::optional<ApiError> refusal();
+  void show_state(http::ResponseWriter& writer, bool alive_is_enough);
+  void show_models(http::ResponseWriter& writer);
+  void show_model(http::ResponseWriter& writer, const std::string& name);
+  void show_metrics(http::ResponseWriter& writer);
+  void ask_to_drain(http::ResponseWriter& writer);
+  void tell_hung();
+  bool hung() const { return watch && watch->hung(); }
+  Pipeline* pipeline() { return attached ? pipe.get() : nullptr; }
+
+  ServerOptions options;
+  KeyCheck keys;
+  Metrics metrics;
+  http::Router router;
+  OpenRequests open;
+  std::unique_ptr<Pipeline> pipe;    // set once, before `attached`
+  std::unique_ptr<StepWatch> watch;  // likewise
+  std::atomic<bool> attached{false};
+  std::atomic<bool> draining{false};
+  std::atomic<bool> drain_asked{false};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  Status failure;                              // under mutex
+  std::function<void()> on_drain;              // under mutex
+  std::function<void(const Status&)> on_hung;  // under mutex
+  std::unique_ptr<http::Server> http;          // last: its threads use all of the above
+};
+
+void ApiServer::Impl::add_routes() {
+  using Shared = const WriterPtr&;
+  router.add("GET", "/livez", [this](auto, Shared writer) { show_state(*writer, true); });
+  router.add("GET", "/readyz", [this](auto, Shared writer) { show_state(*writer, false); });
+  router.add("GET", "/health", [this](auto, Shared writer) { show_state(*writer, false); });
+  router.add("GET", "/version", [this](auto, Shared writer) {
+    writer->send({.body = render_text("version", options.version)});
+  });
+  router.add("GET", "/metrics", [this](auto, Shared writer) { show_metrics(*writer); });
+  router.add("POST", "/admin/drain", [this](auto, Shared writer) { ask_to_drain(*writer); });
+  router.add("GET", "/v1/models", [this](auto, Shared writer) { show_models(*writer); });
+  router.add("GET", "/v1/models/{id}", [this](const http::Request& request, Shared writer) {
+    show_model(*writer, std::string(request.path_param("id")));
+  });
+  // A name with a slash, as some clients send it.
+  router.add("GET", "/v1/models/{owner}/{id}", [this](const http::Request& request, Shared writer) {
+    show_model(*writer,
+               std::string(request.path_param("owner")) + "/" + std::string(request.path_param("id")));
+  });
+  for (Endpoint endpoint :
+       {Endpoint::kChat, Endpoint::kCompletions, Endpoint::kTokenize, Endpoint::kDetokenize}) {
+    router.add(
+        "POST", std::string(path_of(endpoint)), [this, endpoint](http::Request request, WriterPtr writer) {
+          accept(endpoint, std::move(request), std::move(writer));
+        });
+  }
+}
+
+void ApiServer::Impl::handle(http::Request request, WriterPtr writer) {
+  if (!is_open_path(request.path) && !keys.allows(request)) {
+    writer->send(error_response({.status = 401,
+                                 .message = "an API key is needed: send 'Authorization: Bearer KEY'",
+                                 .code = "invalid_api_key"}));
+    return;
+  }
+  router(std::move(request), std::move(writer));
+}
+
+std::optional<ApiError> ApiServer::Impl::refusal() {
+  if (failed) {
+    std::lock_guard lock(mutex);
+    return unavailable_error(
+        "the engine has failed: " + failure.message(), "engine_failed", kRetryLaterSeconds);
+  }
+  if (!attached) return unavailable_error("the model is loading", "loading", kRetryLaterSeconds);
+  if (hung()) return unavailable_error("the engine makes no progress", "hung", kRetryLaterSeconds);
+  if (draining) return unavailable_error("the server is draining", "draining", kRetryLaterSeconds);
+  return std::nullopt;
+}
+
+void ApiServer::Impl::accept(Endpoint endpoint, http::Request request, WriterPtr writer) {
+  // Counted before the state is looked at: drain() must not miss it.
+  OpenRequests::Ticket ticket = open.enter();
+  if (auto error = refusal()) {
+    writer->send(error_response(*error));
+    return;
+  }
+  Job job{endpoint, std::move(request.body), std::move(writer), std::move(ticket), Clock::now()};
+  if (pipe->enqueue(job)) return;
+  job.writer->send(error_response(unavailable_error(
+      format("{} requests wait already", options.max_unparsed_requests), "queue_full", kRetrySoonSeconds)));
+}
+
+void ApiServer::Impl::show_state(http::ResponseWriter& writer, bool alive_is_enough) {
+  auto error = refusal();
+  bool dead = failed || (attached && hung());
+  if (error && (dead || !alive_is_enough)) {
+    writer.send(error_response(*error));
+    return;
+  }
+  writer.send({.body = render_text("status", error ? error->code : "ready")});
+}
+
+void ApiServer::Impl::show_models(http::ResponseWriter& writer) {
+  Pipeline* serving = pipeline();
+  if (serving == nullptr) {
+    writer.send(error_response(unavailable_error("the model is loading", "loading", kRetryLaterSeconds)));
+    return;
+  }
+  const ModelInfo& info = serving->model().info;
+  writer.send({.body = render_models(info.served_names, serving->created_unix_s(), info.max_model_len)});
+}
+
+void ApiServer::Impl::show_model(http::ResponseWriter& writer, const std::string& name) {
+  Pipeline* serving = pipeline();
+  if (serving == nullptr) return show_models(writer);
+  if (auto error = check_model(serving->model(), name)) {
+    writer.send(error_response(*error));
+    return;
+  }
+  writer.send({.body = render_model(name, serving->created_unix_s(), serving->model().info.max_model_len)});
+}
+
+void ApiServer::Impl::show_metrics(http::ResponseWriter& writer) {
+  std::string text;
+  if (Pipeline* serving = pipeline()) {
+    engine::EngineStats stats = serving->engine().stats();
+    text = metrics.render(&stats);
+  } else {
+    text = metrics.render(nullptr);
+  }
+  writer.send({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = std::move(text)});
+}
+
+void ApiServer::Impl::ask_to_drain(http::ResponseWriter& writer) {
+  draining = true;
+  bool first = !drain_asked.exchange(true);
+  writer.send({.status = 202, .body = render_text("status", "draining")});
+  if (!first) return;
+  log_info("draining: asked by POST /admin/drain");
+  std::function<void()> callback;
+  {
+    std::lock_guard lock(mutex);
+    callback = on_drain;
+  }
+  if (callback) callback();
+}
+
+void ApiServer::Impl::tell_hung() {
+  std::function<void(const Status&)> callback;
+  {
+    std::lock_guard lock(mutex);
+    callback = on_hung;
+  }
+  Status status = deadline_exceeded("work is queued and the engine has ended no step for too long");
+  log_error("{}", status.message());
+  if (callback) callback(status);
+}
+
+ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ApiServer::~ApiServer() { Status ignored = shutdown(Deadline::after_seconds(0)); }
+
+Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options) {
+  RETURN_IF_ERROR(check_exposure(options));
+  if (options.num_text_threads < 1) return invalid_argument("the server needs at least one text thread");
+  auto impl = std::make_unique<Impl>(options);
+  ASSIGN_OR_RETURN(impl->http,
+                   http::Server::create(http_options(options),
+                                        [raw = impl.get()](http::Request request, WriterPtr writer) {
+                                          raw->handle(std::move(request), std::move(writer));
+                                        }));
+  return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
+}
+
+uint16_t ApiServer::port() const { return impl_->http->port(); }
+std::string ApiServer::url() const { return impl_->http->url(); }
+
+void ApiServer::attach(EnginePort& engine,
+                       const text::Tokenizer& tokenizer,
+                       const text::ChatTemplate* chat_template,
+                       const ModelInfo& model) {
+  CHECK(!impl_->attached, "attach() is called once");
+  CHECK(!model.served_names.empty() && model.max_model_len > 1);
+  ServedModel served{&tokenizer, chat_template, model};
+  impl_->pipe = std::make_unique<Pipeline>(impl_->options, engine, std::move(served), impl_->metrics);
+  impl_->watch = std::make_unique<StepWatch>(
+      engine, impl_->options.hung_after_seconds, [impl = impl_.get()] { impl->tell_hung(); });
+  impl_->attached = true;
+}
+
+void ApiServer::set_draining() { impl_->draining = true; }
+
+Status ApiServer::drain(Deadline deadline) {
+  set_draining();
+  if (impl_->open.wait_until_none(deadline)) return ok_status();
+  return deadline_exceeded("some requests are still in progress");
+}
+
+bool ApiServer::drain_requested() const { return impl_->drain_asked; }
+
+void ApiServer::set_on_drain(std::function<void()> callback) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->on_drain = std::move(callback);
+}
+
+void ApiServer::set_on_hung(std::function<void(const Status&)> callback) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->on_hung = std::move(callback);
+}
+
+void ApiServer::fail(const Status& cause) {
+  {
+    std::lock_guard lock(impl_->mutex);
+    if (impl_->failure.ok()) impl_->failure = cause;
+  }
+  impl_->failed = true;
+  auto error = impl_->refusal();
+  if (Pipeline* serving = impl_->pipeline()) {
+    serving->fail_all(*error, Deadline::after_seconds(kFailSeconds));
+  }
+}
+
+Status ApiServer::shutdown(Deadline deadline) {
+  set_draining();
+  Status status = impl_->http->shutdown(deadline);
+  if (impl_->watch) impl_->watch->stop();
+  if (impl_->pipe) impl_->pipe->stop();
+  return status;
+}
+
+}  // namespace llm_dist::server

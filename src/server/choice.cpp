@@ -1,0 +1,96 @@
+#include "src/server/choice.h"
+
+#include <algorithm>
+
+namespace llm_dist::server {
+namespace {
+
+// Enough context for tokenizers whose token texts depend on their neighbours.
+constexpr size_t kContextTokens = 8;
+
+int64_t count_characters(std::string_view utf8) {
+  return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xC0) != 0x80; });
+}
+
+}  // namespace
+
+Choice::Choice(const text::Tokenizer& tokenizer,
+               const GenerateSpec& spec,
+               std::span<const int32_t> prompt,
+               std::string echo)
+    : tokenizer_(tokenizer),
+      detokenizer_(tokenizer, spec.skip_special_tokens),
+      matcher_(spec.stop, spec.include_stop),
+      echo_(std::move(echo)),
+      include_stop_(spec.include_stop),
+      wants_logprobs_(spec.num_logprobs >= 0),
+      skip_special_tokens_(spec.skip_special_tokens),
+      min_tokens_(spec.min_tokens) {
+  detokenizer_.set_context(prompt.last(std::min(prompt.size(), kContextTokens)));
+  text_offset_ = count_characters(echo_);
+}
+
+Delta Choice::push(const TokenRecord& record) {
+  Delta delta;
+  ++num_tokens_;
+  if (!echo_.empty()) delta.text = std::exchange(echo_, {});
+  bool is_end_token = record.finish == sched::FinishReason::kStop;
+  if (!is_end_token || include_stop_) {
+    if (wants_logprobs_) add_logprob(record);
+    add_text(detokenizer_.push(record.token), delta);
+  }
+  if (matcher_.matched()) {
+    finish_ = sched::FinishReason::kStop;
+  } else if (record.finish != sched::FinishReason::kNone) {
+    end(record.finish, delta);
+  }
+  release_logprobs(finished() && !matcher_.matched(), delta);
+  return delta;
+}
+
+void Choice::end(sched::FinishReason reason, Delta& delta) {
+  finish_ = reason;
+  add_text(detokenizer_.flush(), delta);
+  if (matcher_.matched()) {
+    finish_ = sched::FinishReason::kStop;
+    return;
+  }
+  std::string held_back = matcher_.flush();
+  emitted_bytes_ += held_back.size();
+  delta.text += held_back;
+}
+
+void Choice::add_text(const std::string& text, Delta& delta) {
+  if (text.empty()) return;
+  if (num_tokens_ < min_tokens_) {  // stop strings do not count yet
+    emitted_bytes_ += text.size();
+    delta.text += text;
+    return;
+  }
+  text::StopMatcher::Piece piece = matcher_.push(text);
+  emitted_bytes_ += piece.text.size();
+  delta.text += piece.text;
+}
+
+void Choice::add_logprob(const TokenRecord& record) {
+  Pending& pending = pending_.emplace_back();
+  pending.start_bytes = token_bytes_;
+  pending.logprob.bytes = tokenizer_.token_bytes(record.token);
+  pending.logprob.logprob = record.logprob;
+  pending.logprob.text_offset = text_offset_;
+  for (uint32_t i = 0; i < record.num_top; ++i) {
+    pending.logprob.top.emplace_back(tokenizer_.token_bytes(record.top_ids[i]), record.top_logprobs[i]);
+  }
+  if (skip_special_tokens_ && tokenizer_.is_special(record.token)) return;
+  token_bytes_ += pending.logprob.bytes.size();
+  text_offset_ += count_characters(pending.logprob.bytes);
+}
+
+void Choice::release_logprobs(bool all, Delta& delta) {
+  while (!pending_.empty() && (all || pending_.front().start_bytes < emitted_bytes_)) {
+    delta.logprobs.push_back(std::move(pending_.front().logprob));
+    pending_.pop_front();
+  }
+}
+
+}  // namespace llm_dist::server

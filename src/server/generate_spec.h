@@ -1,0 +1,71 @@
+// GenerateSpec: what one chat or completion request asks for, checked field by field, before any text is
+// tokenized.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "src/server/request_schema.h"
+
+namespace llm_dist::server {
+
+using PromptInput = std::variant<std::string, std::vector<int32_t>>;
+
+// A conversation for the model's chat template.
+struct ChatInput {
+  std::string messages_json{};  // array of {"role", "content", …}, contents as plain strings
+  std::string kwargs_json{};    // empty: none
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+};
+
+struct GenerateSpec {
+  Endpoint endpoint = Endpoint::kChat;
+  std::string model;
+  ChatInput chat;                    // of kChat
+  std::vector<PromptInput> prompts;  // of kCompletions
+
+  // Absent: the model's default, else OpenAI's.
+  std::optional<int64_t> max_tokens;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<double> min_p;
+  std::optional<int64_t> top_k;
+  std::optional<double> repetition_penalty;
+  std::optional<uint64_t> seed;
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  int64_t min_tokens = 0;
+  int64_t n = 1;
+  int64_t priority = 0;
+
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
+  bool include_stop = false;
+  bool skip_special_tokens = true;
+  bool ignore_eos = false;
+  bool echo = false;
+  int32_t num_logprobs = -1;  // −1: none; 0: of the token itself only; k: of the k likeliest too
+
+  bool stream = false;
+  bool include_usage = false;
+};
+
+// /tokenize: a text, or a conversation.
+struct TokenizeSpec {
+  std::string model;
+  std::optional<std::string> prompt;
+  std::optional<ChatInput> chat;
+  std::optional<bool> add_special_tokens;  // absent: yes for a text, no for a conversation
+};
+
+// /detokenize
+struct DetokenizeSpec {
+  std::string model;
+  std::vector<int32_t> tokens;
+};
+
+}  // namespace llm_dist::server

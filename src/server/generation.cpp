@@ -1,0 +1,226 @@
+#include "src/server/generation.h"
+
+#include <algorithm>
+
+#include "src/base/format.h"
+#include "src/http/sse.h"
+
+namespace llm_dist::server {
+namespace {
+
+// On the step thread: copies, and never waits.
+class QueueSink final : public engine::SequenceSink {
+ public:
+  QueueSink(std::shared_ptr<Generation> generation, std::shared_ptr<TokenQueue> queue, int32_t choice)
+      : generation_(std::move(generation)), queue_(std::move(queue)), choice_(choice) {}
+
+  void on_generated(const engine::Generated& generated) override {
+    TokenRecord record;
+    record.kind = TokenRecord::Kind::kToken;
+    record.finish = generated.finish;
+    record.choice = choice_;
+    record.token = generated.token;
+    record.logprob = generated.logprob;
+    size_t num_top = std::min(generated.top_ids.size(), TokenRecord::kMaxTop);
+    record.num_top = static_cast<uint32_t>(num_top);
+    std::copy_n(generated.top_ids.begin(), num_top, record.top_ids.begin());
+    std::copy_n(generated.top_logprobs.begin(), num_top, record.top_logprobs.begin());
+    record.time = Clock::now();
+    record.generation = generation_;
+    if (generated.error != nullptr) record.error = *generated.error;
+    // A lost token would be a wrong answer: the whole request then fails, loudly.
+    if (!queue_->try_push(record)) generation_->note_overflow();
+  }
+
+ private:
+  std::shared_ptr<Generation> generation_;
+  std::shared_ptr<TokenQueue> queue_;
+  int32_t choice_;
+};
+
+void append(Delta& whole, Delta delta) {
+  whole.text += delta.text;
+  std::move(delta.logprobs.begin(), delta.logprobs.end(), std::back_inserter(whole.logprobs));
+}
+
+}  // namespace
+
+Generation::Generation(Parts parts) : parts_(std::move(parts)) {
+  const GenerateSpec& spec = parts_.request.spec;
+  for (size_t i = 0; i < parts_.request.prompts.size(); ++i) {
+    const PreparedPrompt& prompt = parts_.request.prompts[i];
+    for (int64_t choice = 0; choice < spec.n; ++choice) {
+      tracks_.push_back(
+          {.choice = Choice(*parts_.model->tokenizer, spec, prompt.ids, prompt.echo), .prompt = i});
+    }
+  }
+  num_open_ = tracks_.size();
+}
+
+sched::SequenceRequest Generation::sequence_request(const Track& track, uint32_t choice) const {
+  const PreparedPrompt& prompt = parts_.request.prompts[track.prompt];
+  sched::SequenceRequest request;
+  request.prompt = prompt.ids;
+  request.sampling = parts_.request.sampling;
+  request.sampling.choice = choice;
+  request.sampling.max_tokens = prompt.max_tokens;
+  request.priority = static_cast<int32_t>(parts_.request.spec.priority);
+  request.arrival = parts_.arrival;
+  return request;
+}
+
+void Generation::begin() {
+  if (disconnected_) return abandon();
+  for (size_t i = 0; i < tracks_.size(); ++i) {
+    auto choice = static_cast<uint32_t>(i % static_cast<size_t>(parts_.request.spec.n));
+    auto sink = std::make_shared<QueueSink>(shared_from_this(), parts_.queue, static_cast<int32_t>(i));
+    auto id = parts_.engine->submit(sequence_request(tracks_[i], choice), std::move(sink));
+    if (!id.ok()) return fail(from_status(id.status()));
+    tracks_[i].id = *id;
+  }
+}
+
+void Generation::take(const TokenRecord& record) {
+  if (done_) return;
+  if (disconnected_) return abandon();
+  if (record.finish == sched::FinishReason::kError) return fail(from_status(record.error));
+  auto index = static_cast<size_t>(record.choice);
+  Track& track = tracks_[index];
+  if (track.choice.finished()) return;
+  if (record.finish == sched::FinishReason::kCancelled) {
+    return fail({.status = 500, .message = "the engine gave this request up", .code = "engine_error"});
+  }
+  track.ended = record.finish != sched::FinishReason::kNone;
+  observe(track, record);
+  Delta delta = track.choice.push(record);
+  if (track.choice.finished()) finish_choice(track);
+  send_delta(index, std::move(delta));
+  if (num_open_ == 0 && !done_) finish();
+}
+
+void Generation::observe(Track& track, const TokenRecord& record) {
+  if (track.choice.num_tokens() == 0) {
+    track.first_token = record.time;
+    parts_.metrics->observe_time_to_first_token(seconds_between(parts_.arrival, record.time));
+  } else {
+    parts_.metrics->observe_inter_token_latency(seconds_between(track.last_token, record.time));
+  }
+  track.last_token = record.time;
+}
+
+void Generation::finish_choice(Track& track) {
+  --num_open_;
+  // A stop string: the engine is a few tokens ahead.
+  if (!track.ended) parts_.engine->cancel(track.id);
+  track.ended = true;
+  parts_.metrics->count_finished(track.choice.finish() == sched::FinishReason::kLength ? "length" : "stop");
+  parts_.metrics->observe_decode_time(seconds_between(track.first_token, track.last_token));
+}
+
+// The head goes out with the first token: an engine that refuses a request before can still be a status.
+bool Generation::open_stream() {
+  if (streaming_) return true;
+  streaming_ = parts_.writer->start_stream(200, http::sse_headers());
+  if (streaming_ && parts_.head.endpoint == Endpoint::kChat) {
+    for (size_t i = 0; i < tracks_.size(); ++i) {
+      if (!write(render_chunk(parts_.head, {.index = static_cast<int32_t>(i), .role = true}))) return false;
+    }
+  }
+  return streaming_;
+}
+
+void Generation::send_delta(size_t index, Delta delta) {
+  Track& track = tracks_[index];
+  if (!parts_.request.spec.stream) return append(track.whole, std::move(delta));
+  bool sent = open_stream();
+  auto choice = static_cast<int32_t>(index);
+  if (sent && !delta.empty()) {
+    sent = write(render_chunk(parts_.head, {.index = choice, .content = std::move(delta)}));
+  }
+  if (sent && track.choice.finished()) {
+    sent = write(render_chunk(parts_.head, {.index = choice, .finish = track.choice.finish()}));
+  }
+  if (!sent) abandon();
+}
+
+bool Generation::write(const std::string& json) { return parts_.writer->write(http::sse_event(json)); }
+
+Usage Generation::usage() const {
+  Usage usage;
+  for (const PreparedPrompt& prompt : parts_.request.prompts) {
+    usage.prompt_tokens += static_cast<int64_t>(prompt.ids.size());
+  }
+  for (const Track& track : tracks_) usage.completion_tokens += track.choice.num_tokens();
+  return usage;
+}
+
+void Generation::finish() {
+  parts_.metrics->observe_e2e_latency(seconds_between(parts_.arrival, Clock::now()));
+  if (parts_.request.spec.stream) {
+    if (parts_.head.include_usage) write(render_usage_chunk(parts_.head, usage()));
+    write("[DONE]");
+    parts_.writer->end();
+    return release();
+  }
+  std::vector<ChoiceReply> choices;
+  for (size_t i = 0; i < tracks_.size(); ++i) {
+    choices.push_back({.index = static_cast<int32_t>(i),
+                       .content = std::move(tracks_[i].whole),
+                       .finish = tracks_[i].choice.finish()});
+  }
+  parts_.writer->send({.body = render_reply(parts_.head, choices, usage())});
+  release();
+}
+
+void Generation::abandon() {
+  if (done_) return;
+  cancel_rest("abort");
+  release();
+}
+
+void Generation::fail(const ApiError& error) {
+  if (done_) return;
+  if (streaming_) {
+    write(error_json(error));
+    parts_.writer->end();
+  } else {
+    parts_.writer->send(error_response(error));
+  }
+  cancel_rest("error");
+  release();
+}
+
+void Generation::check() {
+  if (done_) return;
+  if (disconnected_) return abandon();
+  if (overflowed_) {
+    return fail({.status = 500,
+                 .message = "tokens came faster than they could be sent; the request was ended",
+                 .code = "token_queue_overflow"});
+  }
+  if (parts_.timeout_seconds > 0 && seconds_between(parts_.arrival, Clock::now()) > parts_.timeout_seconds) {
+    fail({.status = 504,
+          .message = format("the request took longer than --request-timeout {} s", parts_.timeout_seconds),
+          .code = "request_timeout"});
+  }
+}
+
+void Generation::cancel_rest(std::string_view reason) {
+  for (Track& track : tracks_) {
+    if (track.choice.finished()) continue;
+    if (track.id != 0 && !track.ended) parts_.engine->cancel(track.id);
+    track.ended = true;
+    parts_.metrics->count_finished(reason);
+  }
+}
+
+// The engine may hold a sink, and so this object, a little longer: what others wait for goes now.
+void Generation::release() {
+  done_ = true;
+  parts_.writer.reset();
+  parts_.ticket.reset();
+  tracks_.clear();
+  parts_.request = {};
+}
+
+}  // namespace llm_dist::server

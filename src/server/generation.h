@@ -1,0 +1,85 @@
+// Generation: one request's life from its submission to its last byte. Everything but the atomics and
+// sinks belongs to the stream thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/http/response_writer.h"
+#include "src/server/engine_port.h"
+#include "src/server/metrics.h"
+#include "src/server/open_requests.h"
+#include "src/server/prepare.h"
+#include "src/server/reply.h"
+#include "src/server/token_record.h"
+
+namespace llm_dist::server {
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  struct Parts {
+    EnginePort* engine = nullptr;
+    Metrics* metrics = nullptr;
+    const ServedModel* model = nullptr;
+    std::shared_ptr<TokenQueue> queue;
+    std::shared_ptr<http::ResponseWriter> writer;
+    OpenRequests::Ticket ticket;
+    TimePoint arrival;
+    double timeout_seconds = 0;  // 0: none
+    ReplyHead head;
+    PreparedRequest request;
+  };
+
+  explicit Generation(Parts parts);
+
+  // Submits every choice. An engine that refuses one ends the request.
+  void begin();
+  // One token, or the end, of one choice.
+  void take(const TokenRecord& record);
+  // The client is gone.
+  void abandon();
+  // Ends with an error: as a response when nothing has been sent, else as an event of the stream.
+  void fail(const ApiError& error);
+  // Once in a while: a client that left, tokens that found the queue full, a deadline that passed.
+  void check();
+  bool done() const { return done_; }
+
+  // Any thread.
+  void note_disconnected() { disconnected_ = true; }
+  void note_overflow() { overflowed_ = true; }
+
+ private:
+  struct Track {
+    Choice choice;
+    size_t prompt;
+    sched::SequenceId id = 0;  // 0: not submitted
+    bool ended = false;        // the engine knows that it has ended
+    TimePoint first_token;
+    TimePoint last_token;
+    Delta whole;  // of a reply that is not streamed
+  };
+
+  sched::SequenceRequest sequence_request(const Track& track, uint32_t choice) const;
+  void observe(Track& track, const TokenRecord& record);
+  bool open_stream();
+  void send_delta(size_t index, Delta delta);
+  void finish_choice(Track& track);
+  void finish();
+  void cancel_rest(std::string_view reason);
+  void release();
+  bool write(const std::string& json);
+  Usage usage() const;
+
+  Parts parts_;
+  std::vector<Track> tracks_;
+  size_t num_open_ = 0;
+  bool streaming_ = false;  // the head of a stream is out
+  bool done_ = false;
+  std::atomic<bool> disconnected_{false};
+  std::atomic<bool> overflowed_{false};
+};
+
+}  // namespace llm_dist::server

@@ -1,0 +1,66 @@
+// Pipeline: what serves requests once there is a model. Text threads parse, render and tokenize; the pump's
+// stream thread sends what the engine makes of it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/base/bounded_queue.h"
+#include "src/http/response_writer.h"
+#include "src/server/metrics.h"
+#include "src/server/open_requests.h"
+#include "src/server/prepare.h"
+#include "src/server/server_options.h"
+#include "src/server/token_pump.h"
+
+namespace llm_dist::server {
+
+// A request as the I/O thread hands it over.
+struct Job {
+  Endpoint endpoint = Endpoint::kChat;
+  std::string body;
+  std::shared_ptr<http::ResponseWriter> writer;
+  OpenRequests::Ticket ticket;
+  TimePoint arrival;
+};
+
+class Pipeline {
+ public:
+  // `engine`, `metrics` and what `model` points to outlive it.
+  Pipeline(const ServerOptions& options, EnginePort& engine, ServedModel model, Metrics& metrics);
+  ~Pipeline();  // stop()
+
+  // False when too many requests wait; the job is then untouched.
+  bool enqueue(Job& job) { return jobs_.try_push(job); }
+  // See TokenPump.
+  bool fail_all(const ApiError& error, Deadline deadline) { return pump_.fail_all(error, deadline); }
+  void stop();
+
+  const ServedModel& model() const { return model_; }
+  EnginePort& engine() { return engine_; }
+  int64_t created_unix_s() const { return created_unix_s_; }
+
+ private:
+  void run();
+  void answer(Job& job);
+  std::optional<ApiError> generate(Job& job);
+  std::optional<ApiError> tokenize(Job& job);
+  std::optional<ApiError> detokenize(Job& job);
+  ReplyHead reply_head(const GenerateSpec& spec);
+  uint64_t random();
+
+  ServerOptions options_;
+  EnginePort& engine_;
+  ServedModel model_;
+  Metrics& metrics_;
+  int64_t created_unix_s_;
+  std::atomic<uint64_t> random_state_;
+  BoundedQueue<Job> jobs_;
+  TokenPump pump_;
+  std::vector<std::thread> text_threads_;
+};
+
+}  // namespace llm_dist::server

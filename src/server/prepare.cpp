@@ -1,0 +1,185 @@
+#include "src/server/prepare.h"
+
+#include <algorithm>
+
+#include "src/base/format.h"
+
+namespace llm_dist::server {
+namespace {
+
+using MaybeError = std::optional<ApiError>;
+
+constexpr int64_t kCompletionMaxTokens = 16;  // OpenAI's default
+
+MaybeError check_ids(const ServedModel& model, const std::vector<int32_t>& ids, const char* param) {
+  int32_t vocab_size = model.tokenizer->vocab_size();
+  for (int32_t id : ids) {
+    if (id < vocab_size) continue;
+    return ApiError{
+        .status = 400,
+        .message = format("'{}': token id {} is outside the vocabulary of {}", param, id, vocab_size),
+        .param = param};
+  }
+  return std::nullopt;
+}
+
+MaybeError tokenize_prompt(const ServedModel& model,
+                           const PromptInput& input,
+                           bool echo,
+                           PreparedPrompt& prompt) {
+  if (const auto* ids = std::get_if<std::vector<int32_t>>(&input)) {
+    if (auto error = check_ids(model, *ids, "prompt")) return error;
+    prompt.ids = *ids;
+    if (echo) prompt.echo = model.tokenizer->decode(*ids, true);
+    return std::nullopt;
+  }
+  const auto& text = std::get<std::string>(input);
+  auto ids = model.tokenizer->encode(text);
+  if (!ids.ok()) return ApiError{.status = 400, .message = ids.status().message(), .param = "prompt"};
+  prompt.ids = std::move(*ids);
+  if (echo) prompt.echo = text;
+  return std::nullopt;
+}
+
+ApiError too_long(int64_t limit, int64_t num_prompt, std::optional<int64_t> max_tokens, const char* param) {
+  std::string asked = max_tokens
+                          ? format("you requested {} tokens ({} in the prompt, {} in the completion)",
+                                   num_prompt + *max_tokens,
+                                   num_prompt,
+                                   *max_tokens)
+                          : format("the prompt has {} tokens and leaves no room for an answer", num_prompt);
+  return {.status = 400,
+          .message = format("this model's maximum context length is {} tokens; {}", limit, asked),
+          .param = param,
+          .code = "context_length_exceeded"};
+}
+
+MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, PreparedPrompt& prompt) {
+  const char* param = spec.endpoint == Endpoint::kChat ? "messages" : "prompt";
+  if (prompt.ids.empty()) {
+    return ApiError{.status = 400, .message = "the prompt has no tokens", .param = param};
+  }
+  auto num_prompt = static_cast<int64_t>(prompt.ids.size());
+  int64_t room = model.info.max_model_len - num_prompt;
+  if (room < 1 || (spec.max_tokens && *spec.max_tokens > room)) {
+    return too_long(model.info.max_model_len, num_prompt, spec.max_tokens, param);
+  }
+  int64_t unasked = spec.endpoint == Endpoint::kChat ? room : kCompletionMaxTokens;
+  unasked = std::min({unasked, room, model.info.defaults.max_tokens.value_or(room)});
+  int64_t max_tokens = spec.max_tokens.value_or(std::max(unasked, std::min(spec.min_tokens, room)));
+  if (spec.min_tokens > max_tokens) {
+    return ApiError{
+        .status = 400,
+        .message = format(
+            "'min_tokens' ({}) is more than the {} tokens there is room for", spec.min_tokens, max_tokens),
+        .param = "min_tokens"};
+  }
+  prompt.max_tokens = static_cast<int32_t>(max_tokens);
+  return std::nullopt;
+}
+
+template <typename T>
+T pick(const std::optional<T>& asked, const std::optional<T>& of_model, T otherwise) {
+  return asked ? *asked : of_model.value_or(otherwise);
+}
+
+sched::SamplingParams sampling_of(const ServedModel& model, const GenerateSpec& spec, uint64_t random_seed) {
+  const SamplingDefaults& defaults = model.info.defaults;
+  sched::SamplingParams sampling;
+  sampling.temperature = static_cast<float>(pick(spec.temperature, defaults.temperature, 1.0));
+  sampling.top_p = static_cast<float>(pick(spec.top_p, defaults.top_p, 1.0));
+  sampling.min_p = static_cast<float>(pick(spec.min_p, defaults.min_p, 0.0));
+  sampling.top_k = static_cast<int32_t>(std::max<int64_t>(0, pick<int64_t>(spec.top_k, defaults.top_k, 0)));
+  sampling.repetition_penalty =
+      static_cast<float>(pick(spec.repetition_penalty, defaults.repetition_penalty, 1.0));
+  sampling.presence_penalty = static_cast<float>(spec.presence_penalty);
+  sampling.frequency_penalty = static_cast<float>(spec.frequency_penalty);
+  sampling.seed = spec.seed.value_or(random_seed);
+  sampling.min_tokens = static_cast<int32_t>(spec.min_tokens);
+  sampling.num_logprobs = spec.num_logprobs;
+  sampling.ignore_eos = spec.ignore_eos;
+  if (!spec.ignore_eos) sampling.end_token_ids = model.info.eos_ids;
+  sampling.end_token_ids.insert(
+      sampling.end_token_ids.end(), spec.stop_token_ids.begin(), spec.stop_token_ids.end());
+  return sampling;
+}
+
+MaybeError check_limits(const ServedModel& model, int64_t max_choices, const GenerateSpec& spec) {
+  auto num_prompts = std::max<int64_t>(1, static_cast<int64_t>(spec.prompts.size()));
+  if (num_prompts * spec.n > max_choices) {
+    return ApiError{.status = 400,
+                    .message = format("{} prompts × n {} make {} choices; the most in one request is {}",
+                                      num_prompts,
+                                      spec.n,
+                                      num_prompts * spec.n,
+                                      max_choices),
+                    .param = "n"};
+  }
+  if (spec.num_logprobs > model.info.max_logprobs) {
+    return ApiError{
+        .status = 400,
+        .message = format("at most {} log-probabilities a token are served", model.info.max_logprobs),
+        .param = spec.endpoint == Endpoint::kChat ? "top_logprobs" : "logprobs"};
+  }
+  return check_ids(model, spec.stop_token_ids, "stop_token_ids");
+}
+
+}  // namespace
+
+std::optional<ApiError> check_model(const ServedModel& model, const std::string& name) {
+  const auto& names = model.info.served_names;
+  if (std::find(names.begin(), names.end(), name) != names.end()) return std::nullopt;
+  return ApiError{.status = 404,
+                  .message = format("the model '{}' does not exist; served here: '{}'", name, names.front()),
+                  .param = "model",
+                  .code = "model_not_found"};
+}
+
+std::optional<ApiError> tokenize_chat(const ServedModel& model,
+                                      const ChatInput& chat,
+                                      bool add_special_tokens,
+                                      std::vector<int32_t>& ids) {
+  if (model.chat_template == nullptr) {
+    return ApiError{.status = 400,
+                    .message =
+                        "this model has no chat template; use /v1/completions, or start the server "
+                        "with --chat-template",
+                    .param = "messages"};
+  }
+  auto prompt = model.chat_template->render(chat.messages_json,
+                                            {.add_generation_prompt = chat.add_generation_prompt,
+                                             .continue_final_message = chat.continue_final_message,
+                                             .kwargs_json = chat.kwargs_json});
+  if (!prompt.ok()) return ApiError{.status = 400, .message = prompt.status().message(), .param = "messages"};
+  auto encoded = model.tokenizer->encode(*prompt, {.add_special_tokens = add_special_tokens});
+  if (!encoded.ok()) {
+    return ApiError{.status = 400, .message = encoded.status().message(), .param = "messages"};
+  }
+  ids = std::move(*encoded);
+  return std::nullopt;
+}
+
+std::optional<ApiError> prepare(const ServedModel& model,
+                                int64_t max_choices,
+                                uint64_t random_seed,
+                                GenerateSpec spec,
+                                PreparedRequest& prepared) {
+  if (auto error = check_model(model, spec.model)) return error;
+  if (auto error = check_limits(model, max_choices, spec)) return error;
+  if (spec.endpoint == Endpoint::kChat) {
+    // A template writes its own BOS.
+    if (auto error = tokenize_chat(model, spec.chat, false, prepared.prompts.emplace_back().ids))
+      return error;
+  }
+  for (const PromptInput& input : spec.prompts) {
+    if (auto error = tokenize_prompt(model, input, spec.echo, prepared.prompts.emplace_back())) return error;
+  }
+  for (PreparedPrompt& prompt : prepared.prompts) {
+    if (auto error = limit_tokens(model, spec, prompt)) return error;
+  }
+  prepared.sampling = sampling_of(model, spec, random_seed);
+  prepared.spec = std::move(spec);
+  return std::nullopt;
+}
+
+}  // namespace llm_dist::server

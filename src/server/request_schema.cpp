@@ -1,0 +1,117 @@
+#include "src/server/request_schema.h"
+
+#include <vector>
+
+#include "src/base/nearest.h"
+
+namespace llm_dist::server {
+namespace {
+
+constexpr uint8_t kChat = static_cast<uint8_t>(Endpoint::kChat);
+constexpr uint8_t kText = static_cast<uint8_t>(Endpoint::kCompletions);
+constexpr uint8_t kTok = static_cast<uint8_t>(Endpoint::kTokenize);
+constexpr uint8_t kDetok = static_cast<uint8_t>(Endpoint::kDetokenize);
+constexpr uint8_t kBoth = kChat | kText;
+constexpr uint8_t kAll = kBoth | kTok | kDetok;
+constexpr double kMaxInt = 2147483647.0;
+
+constexpr Field not_served(std::string_view name, uint8_t endpoints, std::string_view neutral = "[]") {
+  return {.name = name, .endpoints = endpoints, .neutral = neutral, .served = false};
+}
+
+constexpr Field kFields[] = {
+    {"model", kAll, kString},
+    {"messages", kChat | kTok, kArray},
+    {"prompt", kText | kTok, kString | kArray},
+    {"tokens", kDetok, kArray},
+    {"add_special_tokens", kTok, kBoolean},
+    {"max_tokens", kBoth, kInteger, 1, kMaxInt},
+    {"max_completion_tokens", kChat, kInteger, 1, kMaxInt},
+    {"temperature", kBoth, kNumber, 0, 2},
+    {"top_p", kBoth, kNumber, 1e-6, 1},
+    {"top_k", kBoth, kInteger, -1, kMaxInt},
+    {"min_p", kBoth, kNumber, 0, 1},
+    {"n", kBoth, kInteger, 1, 128},
+    {"stop", kBoth, kString | kArray},
+    {"stop_token_ids", kBoth, kArray},
+    {"include_stop_str_in_output", kBoth, kBoolean},
+    {"skip_special_tokens", kBoth, kBoolean},
+    {"ignore_eos", kBoth, kBoolean},
+    {"min_tokens", kBoth, kInteger, 0, kMaxInt},
+    {"seed", kBoth, kInteger, -0x1p63, 0x1p64},
+    {"presence_penalty", kBoth, kNumber, -2, 2},
+    {"frequency_penalty", kBoth, kNumber, -2, 2},
+    {"repetition_penalty", kBoth, kNumber, 1e-3, 10},
+    {"logprobs", kChat, kBoolean},
+    {"top_logprobs", kChat, kInteger, 0, 20},
+    {"logprobs", kText, kInteger, 0, 20},
+    {"echo", kText, kBoolean},
+    {"stream", kBoth, kBoolean},
+    {"stream_options", kBoth, kObject},
+    {"user", kBoth, kString},
+    {"safety_identifier", kBoth, kString},
+    {"prompt_cache_key", kBoth, kString},
+    {"metadata", kBoth, kObject},
+    {"priority", kBoth, kInteger, -kMaxInt, kMaxInt},
+    {"add_generation_prompt", kChat | kTok, kBoolean},
+    {"continue_final_message", kChat | kTok, kBoolean},
+    {"chat_template_kwargs", kChat | kTok, kObject},
+
+    not_served("best_of", kText, "[1]"),
+    not_served("logit_bias", kBoth, "[{}]"),
+    not_served("response_format", kBoth, R"([{"type": "text"}])"),
+    not_served("tools", kChat, "[[]]"),
+    not_served("tool_choice", kChat, R"(["none", "auto"])"),
+    not_served("parallel_tool_calls", kChat, "[true, false]"),
+    not_served("functions", kChat, "[[]]"),
+    not_served("function_call", kChat, R"(["none", "auto"])"),
+    not_served("suffix", kText, R"([""])"),
+    not_served("no_repeat_ngram_size", kBoth, "[0]"),
+    not_served("prompt_logprobs", kBoth),
+    not_served("allowed_token_ids", kBoth),
+    not_served("bad_words", kBoth, "[[]]"),
+    not_served("structured_outputs", kBoth, "[{}]"),
+    not_served("cache_salt", kBoth),
+    not_served("use_beam_search", kBoth, "[false]"),
+    not_served("beam_width", kBoth, "[1]"),
+    not_served("length_penalty", kBoth, "[1]"),
+    not_served("modalities", kChat, R"([["text"]])"),
+    not_served("audio", kChat),
+    not_served("prediction", kChat),
+    not_served("reasoning_effort", kChat),
+    not_served("verbosity", kChat),
+    not_served("web_search_options", kChat),
+    not_served("store", kChat, "[false]"),
+    not_served("service_tier", kChat, R"(["auto", "default"])"),
+};
+
+}  // namespace
+
+std::string_view path_of(Endpoint endpoint) {
+  switch (endpoint) {
+    case Endpoint::kChat: return "/v1/chat/completions";
+    case Endpoint::kCompletions: return "/v1/completions";
+    case Endpoint::kTokenize: return "/tokenize";
+    case Endpoint::kDetokenize: return "/detokenize";
+  }
+  return "";
+}
+
+std::span<const Field> request_fields() { return kFields; }
+
+const Field* find_field(Endpoint endpoint, std::string_view name) {
+  for (const Field& field : kFields) {
+    if (field.name == name && (field.endpoints & static_cast<uint8_t>(endpoint)) != 0) return &field;
+  }
+  return nullptr;
+}
+
+std::string_view nearest_field(Endpoint endpoint, std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const Field& field : kFields) {
+    if ((field.endpoints & static_cast<uint8_t>(endpoint)) != 0) known.push_back(field.name);
+  }
+  return nearest_word(name, known);
+}
+
+}  // namespace llm_dist::server

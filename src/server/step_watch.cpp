@@ -1,0 +1,63 @@
+#include "src/server/step_watch.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+namespace llm_dist::server {
+
+double quantile_seconds(const engine::DurationHistogram& histogram, double quantile) {
+  double wanted = quantile * static_cast<double>(histogram.count);
+  uint64_t seen = 0;
+  for (int i = 0; i < engine::DurationHistogram::kBuckets; ++i) {
+    seen += histogram.counts[static_cast<size_t>(i)];
+    if (seen > 0 && static_cast<double>(seen) >= wanted) {
+      return engine::DurationHistogram::upper_bound_seconds(i);
+    }
+  }
+  return 0;
+}
+
+bool StallRule::stalled(const engine::EngineStats& stats, bool idle, int64_t now_ns) {
+  if (idle) {
+    busy_since_ns_ = 0;
+    return false;
+  }
+  if (busy_since_ns_ == 0) busy_since_ns_ = now_ns;
+  double limit = std::max(min_seconds_, 20 * quantile_seconds(stats.step_seconds, 0.99));
+  int64_t since_ns = now_ns - std::max(busy_since_ns_, stats.last_progress_ns);
+  return static_cast<double>(since_ns) * 1e-9 > limit;
+}
+
+StepWatch::StepWatch(EnginePort& engine, double min_seconds, std::function<void()> on_hung)
+    : engine_(engine), rule_(min_seconds), on_hung_(std::move(on_hung)) {
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "step-watch");
+}
+
+StepWatch::~StepWatch() { stop(); }
+
+void StepWatch::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_cv_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void StepWatch::run() {
+  constexpr auto kPeriod = std::chrono::milliseconds(200);
+  bool told = false;
+  std::unique_lock lock(mutex_);
+  while (!stop_cv_.wait_for(lock, kPeriod, [&] { return stopping_; })) {
+    hung_ = rule_.stalled(engine_.stats(), engine_.idle(), now_ns());
+    if (!hung_ || told) continue;
+    told = true;
+    lock.unlock();
+    on_hung_();
+    lock.lock();
+  }
+}
+
+}  // namespace llm_dist::server

@@ -1,0 +1,83 @@
+#include "src/server/token_pump.h"
+
+#include <pthread.h>
+
+namespace llm_dist::server {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(100);
+
+}  // namespace
+
+TokenPump::TokenPump(size_t capacity)
+    : queue_(std::make_shared<TokenQueue>(capacity)), next_tick_(Clock::now()) {
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "stream");
+}
+
+TokenPump::~TokenPump() { stop(); }
+
+void TokenPump::stop() {
+  queue_->close();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool TokenPump::begin(std::shared_ptr<Generation> generation, Deadline deadline) {
+  TokenRecord record;
+  record.kind = TokenRecord::Kind::kBegin;
+  record.generation = std::move(generation);
+  return queue_->push(std::move(record), deadline);
+}
+
+bool TokenPump::fail_all(const ApiError& error, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (!failure_) failure_ = error;
+  failing_ = true;
+  TokenRecord wake;
+  queue_->try_push(wake);  // a full queue wakes the thread as well
+  return failure_applied_cv_.wait_until(lock, deadline.when(), [&] { return failure_applied_; });
+}
+
+void TokenPump::run() {
+  while (!queue_->closed()) {
+    if (auto record = queue_->pop(Deadline::at(next_tick_))) dispatch(*record);
+    if (failing_) apply_failure();
+    if (Clock::now() < next_tick_) continue;
+    next_tick_ = Clock::now() + kTick;
+    look_around();
+  }
+  for (const auto& generation : open_) generation->abandon();
+  open_.clear();
+  // Requests that were handed over and not begun: their writers answer when they are dropped.
+  while (queue_->try_pop()) {
+  }
+}
+
+void TokenPump::dispatch(TokenRecord& record) {
+  if (!record.generation) return look_around();
+  Generation& generation = *record.generation;
+  if (record.kind == TokenRecord::Kind::kBegin) {
+    open_.insert(record.generation);
+    generation.begin();
+  } else {
+    generation.take(record);
+  }
+  if (generation.done()) open_.erase(record.generation);
+}
+
+void TokenPump::look_around() {
+  std::erase_if(open_, [](const std::shared_ptr<Generation>& generation) {
+    generation->check();
+    return generation->done();
+  });
+}
+
+void TokenPump::apply_failure() {
+  std::lock_guard lock(mutex_);
+  for (const auto& generation : open_) generation->fail(*failure_);
+  open_.clear();
+  failure_applied_ = true;
+  failure_applied_cv_.notify_all();
+}
+
+}  // namespace llm_dist::server

@@ -1,0 +1,207 @@
+// Loading, ready, draining, hung, failed; keys; metrics.
+#include <fstream>
+#include <future>
+
+#include "tests/server/server_fixture.h"
+
+namespace llm_dist::server {
+namespace {
+
+constexpr const char* kTextPath = "/v1/completions";
+
+class ApiStates : public ServerFixture {
+ protected:
+  std::string error_code(const http::Response& response) {
+    return Json::parse(response.body).at("error").at("code").get<std::string>();
+  }
+  void expect_state(int livez, int readyz, int request) {
+    EXPECT_EQ(get("/livez").status, livez);
+    EXPECT_EQ(get("/readyz").status, readyz);
+    EXPECT_EQ(get("/health").status, readyz);
+    http::Response response = post(kTextPath, completion("x"));
+    EXPECT_EQ(response.status, request);
+    if (request == 503) EXPECT_NE(response.headers.find("Retry-After"), nullptr);
+  }
+  double metric(const std::string& line_start) {
+    std::string text = "\n" + get("/metrics").body;
+    size_t at = text.find("\n" + line_start + " ");
+    EXPECT_NE(at, std::string::npos) << line_start << " in\n" << text;
+    return at == std::string::npos ? -1 : std::stod(text.substr(at + line_start.size() + 2));
+  }
+};
+
+TEST_F(ApiStates, LoadingThenReady) {
+  start_loading({});
+  expect_state(200, 503, 503);
+  EXPECT_EQ(error_code(post(kTextPath, completion("x"))), "loading");
+  EXPECT_EQ(get("/v1/models").status, 503);
+  EXPECT_EQ(get("/metrics").status, 200);
+  EXPECT_EQ(get("/version").status, 200);
+  attach();
+  expect_state(200, 200, 200);
+}
+
+TEST_F(ApiStates, DrainingFinishesWhatIsOpen) {
+  engine->set_scripts({script("all of it")});
+  engine->pause();
+  auto open = std::async(std::launch::async, [&] { return stream(kTextPath, completion("x")); });
+  EXPECT_TRUE(eventually([&] { return engine->num_running() == 1; }));
+  std::atomic<int> asked = 0;
+  server->set_on_drain([&] { ++asked; });
+  EXPECT_FALSE(server->drain_requested());
+  EXPECT_EQ(post("/admin/drain", std::string()).status, 202);
+  EXPECT_EQ(post("/admin/drain", std::string()).status, 202);
+  EXPECT_EQ(asked, 1);
+  EXPECT_TRUE(server->drain_requested());
+  expect_state(200, 503, 503);
+  EXPECT_FALSE(server->drain(Deadline::after_seconds(0.05)).ok());
+  engine->resume();
+  EXPECT_TRUE(server->drain(Deadline::after_seconds(5)).ok());
+  EXPECT_EQ(open.get().text(), "all of it");
+}
+
+TEST_F(ApiStates, AFailureReachesOpenStreamsAndWaitingRequests) {
+  engine->set_scripts({{97}});
+  engine->set_round_ms(2);
+  Json body = completion("x");
+  body["max_tokens"] = 400;
+  body["stream"] = true;
+  std::vector<std::string> events;
+  std::atomic<size_t> num_events = 0;
+  auto open = std::async(std::launch::async, [&] {
+    http::Client client;
+    return client.stream_events({.method = "POST", .url = server->url() + kTextPath, .body = body.dump()},
+                                Deadline::after_seconds(10),
+                                [&](const http::SseEvent& event) {
+                                  events.push_back(event.data);
+                                  num_events = events.size();
+                                  return true;
+                                });
+  });
+  EXPECT_TRUE(eventually([&] { return num_events > 1; }));
+  engine->pause();
+  auto waiting = std::async(std::launch::async, [&] { return post(kTextPath, completion("x")); });
+  EXPECT_TRUE(eventually([&] { return engine->num_running() == 2; }));
+  server->fail(unavailable("rank 1 on host b died"));
+  EXPECT_TRUE(open.get().ok());
+  EXPECT_NE(events.back().find("rank 1 on host b died"), std::string::npos);
+  EXPECT_TRUE(Json::parse(events.back()).contains("error"));
+  EXPECT_EQ(waiting.get().status, 503);
+  expect_state(503, 503, 503);
+  EXPECT_EQ(error_code(post(kTextPath, completion("x"))), "engine_failed");
+  EXPECT_TRUE(engine->idle());
+}
+
+TEST_F(ApiStates, AnEngineThatFailsOneSequenceEndsItsRequest) {
+  engine->pause();
+  auto waiting = std::async(std::launch::async, [&] { return post(kTextPath, completion("x")); });
+  EXPECT_TRUE(eventually([&] { return engine->num_running() == 1; }));
+  engine->fail_running(unavailable("the server is stopping"));
+  EXPECT_EQ(waiting.get().status, 503);
+}
+
+TEST_F(ApiStates, NoProgressIsHung) {
+  start_loading({.hung_after_seconds = 0.3});
+  attach();
+  std::atomic<int> hung = 0;
+  server->set_on_hung([&](const Status&) {
+    ++hung;
+    server->fail(unavailable("hung"));  // as the launcher does
+  });
+  engine->pause();
+  auto waiting = std::async(std::launch::async, [&] { return post(kTextPath, completion("x")); });
+  EXPECT_TRUE(eventually([&] { return hung == 1; }));
+  EXPECT_EQ(waiting.get().status, 503);
+  expect_state(503, 503, 503);
+}
+
+TEST_F(ApiStates, ShutdownCutsOffAndFreesSequences) {
+  engine->pause();
+  auto waiting = std::async(std::launch::async, [&] {
+    return http::request({.method = "POST", .url = server->url() + kTextPath, .body = completion("x").dump()},
+                         Deadline::after_seconds(10));
+  });
+  EXPECT_TRUE(eventually([&] { return engine->num_running() == 1; }));
+  EXPECT_FALSE(server->shutdown(Deadline::after_seconds(0.05)).ok());
+  EXPECT_FALSE(waiting.get().ok());
+  EXPECT_TRUE(engine->idle());
+}
+
+TEST_F(ApiStates, KeysGuardAllButProbes) {
+  start({.api_keys = {"first-key", "second-key"}});
+  for (const char* path : {"/livez", "/readyz", "/health", "/version"}) EXPECT_EQ(get(path).status, 200);
+  for (const char* path : {"/v1/models", "/metrics", "/nowhere"}) {
+    http::Response response = get(path);
+    EXPECT_EQ(response.status, 401) << path;
+    EXPECT_EQ(error_code(response), "invalid_api_key");
+  }
+  EXPECT_EQ(post("/admin/drain", std::string()).status, 401);
+  for (const char* header :
+       {"first-key", "Bearer ", "Bearer first", "Bearer first-key2", "Basic first-key"}) {
+    EXPECT_EQ(get("/v1/models", {{"Authorization", header}}).status, 401) << header;
+  }
+  EXPECT_EQ(get("/v1/models", {{"Authorization", "Bearer first-key"}}).status, 200);
+  EXPECT_EQ(get("/v1/models", {{"authorization", "bearer second-key"}}).status, 200);
+}
+
+TEST_F(ApiStates, NoOpenDoorWithoutAKey) {
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "example.org"}) {
+    auto refused = ApiServer::start({.host = host, .port = 0});
+    ASSERT_FALSE(refused.ok()) << host;
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(refused.status().message().find("--api-key-file"), std::string::npos);
+  }
+  EXPECT_TRUE(ApiServer::start({.host = "0.0.0.0", .port = 0, .api_keys = {"k"}}).ok());
+  EXPECT_TRUE(ApiServer::start({.host = "0.0.0.0", .port = 0, .allow_keyless_remote = true}).ok());
+}
+
+TEST_F(ApiStates, KeyFiles) {
+  std::string path = ::testing::TempDir() + "/llm_dist_keys";
+  auto written = [&](const char* text) {
+    std::ofstream(path) << text;
+    return read_api_keys(path);
+  };
+  EXPECT_EQ(*written("# ours\n a1 \r\n\nb2"), (std::vector<std::string>{"a1", "b2"}));
+  EXPECT_FALSE(written("# nothing\n").ok());
+  EXPECT_FALSE(written("two words\n").ok());
+  EXPECT_EQ(read_api_keys(path + "-absent").status().code(), StatusCode::kNotFound);
+  std::remove(path.c_str());
+}
+
+TEST_F(ApiStates, Metrics) {
+  engine->set_scripts({script("abc")});
+  post_ok(kTextPath, completion("x"));
+  Json body = completion("x");
+  body["max_tokens"] = 2;
+  post_ok(kTextPath, body);
+  engine::EngineStats stats;
+  stats.scheduler.num_running = 3;
+  stats.scheduler.num_waiting = 4;
+  stats.scheduler.num_total_blocks = 8;
+  stats.scheduler.num_free_blocks = 6;
+  stats.scheduler.num_preemptions = 5;
+  stats.scheduler.allocated_kv_tokens = 100;
+  stats.scheduler.used_kv_tokens = 97;
+  stats.scheduler.generation_tokens_total = 77;
+  stats.step_seconds.add(0.001);
+  stats.step_seconds.add(0.002);
+  engine->set_stats(stats);
+  EXPECT_EQ(metric("llm_dist_num_requests_running"), 3);
+  EXPECT_EQ(metric("llm_dist_num_requests_waiting"), 4);
+  EXPECT_EQ(metric("llm_dist_kv_cache_usage_perc"), 0.25);
+  EXPECT_NEAR(metric("llm_dist_kv_cache_unused_perc"), 0.03, 1e-9);
+  EXPECT_EQ(metric("llm_dist_num_preemptions_total"), 5);
+  EXPECT_EQ(metric("llm_dist_generation_tokens_total"), 77);
+  EXPECT_EQ(metric("llm_dist_step_time_seconds_count{rank=\"0\"}"), 2);
+  EXPECT_EQ(metric("llm_dist_step_time_seconds_bucket{rank=\"0\",le=\"+Inf\"}"), 2);
+  EXPECT_EQ(metric("llm_dist_request_success_total{finished_reason=\"stop\"}"), 1);
+  EXPECT_EQ(metric("llm_dist_request_success_total{finished_reason=\"length\"}"), 1);
+  EXPECT_EQ(metric("llm_dist_request_success_total{finished_reason=\"abort\"}"), 0);
+  EXPECT_EQ(metric("llm_dist_time_to_first_token_seconds_count"), 2);
+  EXPECT_EQ(metric("llm_dist_inter_token_latency_seconds_count"), 3 + 1);
+  EXPECT_EQ(metric("llm_dist_e2e_request_latency_seconds_count"), 2);
+  EXPECT_EQ(metric("llm_dist_build_info{version=\"0.1.0\"}"), 1);
+}
+
+}  // namespace
+}  // namespace llm_dist::server

@@ -1,0 +1,69 @@
+// FakeEngine: an EnginePort that emits scripted tokens from a thread of its own, one of each sequence a
+// round.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "src/server/engine_port.h"
+
+namespace llm_dist::server {
+
+class FakeEngine final : public EnginePort {
+ public:
+  FakeEngine();
+  ~FakeEngine() override;
+
+  Result<sched::SequenceId> submit(sched::SequenceRequest request,
+                                   std::shared_ptr<engine::SequenceSink> sink) override;
+  void cancel(sched::SequenceId id) override;
+  engine::EngineStats stats() override;
+  bool idle() override;
+
+  // What sequences yield: script i for choice i modulo the number of scripts; −1 stands for the end token of
+  // the request. Ended by max_tokens if that comes first; a script that ends goes on with its last token.
+  void set_scripts(std::vector<std::vector<int32_t>> scripts);
+  // No tokens until resume().
+  void pause();
+  void resume();
+  void refuse(Status status);               // later submissions; ok: accept again
+  void fail_running(const Status& status);  // as an engine that dies
+  void set_round_ms(int milliseconds) { round_ms_ = milliseconds; }
+  void set_stats(const engine::EngineStats& stats);
+
+  std::vector<sched::SequenceRequest> requests();  // all that were submitted
+  size_t num_running();
+  size_t num_cancelled() const { return num_cancelled_; }
+
+ private:
+  struct Running {
+    sched::SequenceRequest request;
+    std::shared_ptr<engine::SequenceSink> sink;
+    std::vector<int32_t> script;
+    size_t next = 0;
+  };
+
+  void run();
+  void play_round();
+  bool step(sched::SequenceId id, Running& running);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<sched::SequenceId, Running> running_;
+  std::vector<std::vector<int32_t>> scripts_{{-1}};
+  std::vector<sched::SequenceRequest> requests_;
+  Status refusal_;
+  engine::EngineStats stats_;
+  sched::SequenceId next_id_ = 1;
+  bool paused_ = false;
+  bool stopping_ = false;
+  std::atomic<int> round_ms_{0};
+  std::atomic<size_t> num_cancelled_{0};
+  std::thread thread_;
+};
+
+}  // namespace llm_dist::server
