@@ -17,5 +17,6 @@ RunCommand add_serve(CLI::App& program);
 RunCommand add_generate(CLI::App& program);
 RunCommand add_bench(CLI::App& program);
 RunCommand add_plan(CLI::App& program);
+RunCommand add_convert(CLI::App& program);
 
 }  // namespace llm_dist::launch

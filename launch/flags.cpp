@@ -9,13 +9,6 @@
 namespace llm_dist::launch {
 namespace {
 
-Result<DType> dtype_named(const std::string& flag, const std::string& name) {
-  if (name == "float32" || name == "f32" || name == "float") return DType::kF32;
-  if (name == "bfloat16" || name == "bf16") return DType::kBF16;
-  if (name == "float16" || name == "fp16" || name == "half") return DType::kF16;
-  return invalid_argument(format("{} {} is not one of auto, bfloat16, float16, float32", flag, name));
-}
-
 bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
   const checkpoint::TensorInfo* tensor = checkpoint.find("model.layers.0.mlp.down_proj.weight");
   return tensor != nullptr && is_quantized(tensor->scheme);
@@ -42,6 +35,13 @@ Result<parallel::Layout> parse_layout(const std::string& text) {
 }
 
 }  // namespace
+
+Result<DType> parse_dtype(const std::string& flag, const std::string& name) {
+  if (name == "float32" || name == "f32" || name == "float") return DType::kF32;
+  if (name == "bfloat16" || name == "bf16") return DType::kBF16;
+  if (name == "float16" || name == "fp16" || name == "half") return DType::kF16;
+  return invalid_argument(format("{} {} is not one of bfloat16, float16, float32", flag, name));
+}
 
 void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("model", flags.model, "Directory with config.json and *.safetensors, or a .gguf file")
@@ -142,11 +142,11 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
 
   options.dtype = automatic_dtype(checkpoint, resources);
   if (flags.model.dtype != "auto") {
-    ASSIGN_OR_RETURN(options.dtype, dtype_named("--dtype", flags.model.dtype));
+    ASSIGN_OR_RETURN(options.dtype, parse_dtype("--dtype", flags.model.dtype));
   }
   options.kv_dtype = options.dtype;
   if (flags.memory.kv_cache_dtype != "auto") {
-    ASSIGN_OR_RETURN(options.kv_dtype, dtype_named("--kv-cache-dtype", flags.memory.kv_cache_dtype));
+    ASSIGN_OR_RETURN(options.kv_dtype, parse_dtype("--kv-cache-dtype", flags.memory.kv_cache_dtype));
   }
   options.max_model_len = config.max_position_embeddings;
   if (flags.model.max_model_len > 0) {

@@ -60,6 +60,9 @@ struct EngineFlags {
 void add_model_flags(CLI::App& app, ModelFlags& flags);
 void add_engine_flags(CLI::App& app, EngineFlags& flags);  // all groups
 
+// The element type that users call `name`; `flag` is for the error.
+Result<DType> parse_dtype(const std::string& flag, const std::string& name);
+
 // What a rank can offer, for numbers that flags leave open.
 struct RankResources {
   int world_size = 1;

@@ -2,10 +2,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "comm/rank_discovery.h"
 #include "launch/commands.h"
 #include "launch/nearest.h"
 #include "src/base/log.h"
@@ -40,8 +43,25 @@ std::vector<std::string> known_flags(const CLI::App& app) {
   return names;
 }
 
-// "Did you mean --tensor-parallel-size?" for each flag that is not known.
+bool leads_world() {
+  auto info = llm_dist::comm::discover_ranks({}, llm_dist::comm::read_environment());
+  return !info.ok() || info->rank == 0;
+}
+
+std::vector<std::string> command_names(const CLI::App& program) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : program.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+// "Did you mean --tensor-parallel-size?" for each flag that is not known, or for a command that is not.
 void suggest(const CLI::App& program, const std::vector<std::string>& arguments) {
+  if (program.get_subcommands().empty() && !arguments.empty()) {
+    const std::string& word = arguments.back();
+    std::string best = llm_dist::launch::nearest(word, command_names(program));
+    if (!best.empty())
+      std::fprintf(stderr, "%s is no command. Did you mean %s?\n", word.c_str(), best.c_str());
+  }
   const CLI::App* command = &program;
   for (const CLI::App* sub : program.get_subcommands()) command = sub;
   std::vector<std::string> known = known_flags(*command);
@@ -59,6 +79,7 @@ void suggest(const CLI::App& program, const std::vector<std::string>& arguments)
 int main(int argc, char** argv) {
   CLI::App program{
       "Distributed inference of large language models: ranks started by mpirun or Slurm share one model."};
+  program.name("llm-dist");
   program.set_version_flag("--version", std::string("llm-dist ") + LLM_DIST_VERSION);
   program.require_subcommand(1);
   program.footer(
@@ -72,13 +93,17 @@ int main(int argc, char** argv) {
       {"generate", llm_dist::launch::add_generate(program)},
       {"bench", llm_dist::launch::add_bench(program)},
       {"plan", llm_dist::launch::add_plan(program)},
+      {"convert", llm_dist::launch::add_convert(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   try {
     program.parse(std::vector<std::string>(arguments));
   } catch (const CLI::ParseError& error) {
-    int code = program.exit(error);
-    if (code != 0) suggest(program, arguments);
+    // Every rank reads the same arguments: one of them says what is wrong.
+    std::ostringstream unheard;
+    bool speaks = leads_world();
+    int code = program.exit(error, speaks ? std::cout : unheard, speaks ? std::cerr : unheard);
+    if (code != 0 && speaks) suggest(program, arguments);
     return code;
   }
   for (const CLI::App* chosen : program.get_subcommands()) return commands.at(chosen->get_name())();
