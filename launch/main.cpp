@@ -10,10 +10,17 @@
 
 #include "comm/rank_discovery.h"
 #include "launch/commands.h"
-#include "launch/nearest.h"
 #include "src/base/log.h"
+#include "src/base/nearest.h"
 
 namespace {
+
+// The nearest known word when it is near enough to be what was meant, else nothing.
+std::string close_match(const std::string& word, const std::vector<std::string>& known) {
+  std::vector<std::string_view> words(known.begin(), known.end());
+  std::string best(llm_dist::nearest_word(word, words));
+  return llm_dist::edit_distance(word, best) * 3 <= static_cast<int>(word.size()) + 2 ? best : "";
+}
 
 // CLI11 refuses short names of two letters; users of other servers type them.
 std::vector<std::string> rewritten_arguments(int argc, char** argv) {
@@ -58,7 +65,7 @@ std::vector<std::string> command_names(const CLI::App& program) {
 void suggest(const CLI::App& program, const std::vector<std::string>& arguments) {
   if (program.get_subcommands().empty() && !arguments.empty()) {
     const std::string& word = arguments.back();
-    std::string best = llm_dist::launch::nearest(word, command_names(program));
+    std::string best = close_match(word, command_names(program));
     if (!best.empty())
       std::fprintf(stderr, "%s is no command. Did you mean %s?\n", word.c_str(), best.c_str());
   }
@@ -68,7 +75,7 @@ void suggest(const CLI::App& program, const std::vector<std::string>& arguments)
   for (const std::string& argument : arguments) {
     std::string flag = argument.substr(0, argument.find('='));
     if (flag.rfind("--", 0) != 0 || std::find(known.begin(), known.end(), flag) != known.end()) continue;
-    std::string best = llm_dist::launch::nearest(flag, known);
+    std::string best = close_match(flag, known);
     if (!best.empty())
       std::fprintf(stderr, "%s is not a flag here. Did you mean %s?\n", flag.c_str(), best.c_str());
   }
@@ -90,6 +97,7 @@ int main(int argc, char** argv) {
       "  llm-dist bench latency model.gguf --batch 1,8 --input-len 128 --output-len 64\n"
       "Each command has a --help of its own.");
   std::map<std::string, llm_dist::launch::RunCommand> commands = {
+      {"serve", llm_dist::launch::add_serve(program)},
       {"generate", llm_dist::launch::add_generate(program)},
       {"bench", llm_dist::launch::add_bench(program)},
       {"plan", llm_dist::launch::add_plan(program)},

@@ -6,6 +6,7 @@
 #include "src/base/bounded_queue.h"
 #include "src/base/dtype.h"
 #include "src/base/log.h"
+#include "src/base/nearest.h"
 #include "src/base/status.h"
 #include "src/base/tensor.h"
 #include "src/base/token_mask.h"
@@ -88,6 +89,15 @@ TEST(BoundedQueue, KeepsOrderAndCapacity) {
   EXPECT_FALSE(queue.pop(Deadline::after_seconds(0.01)).has_value());
   queue.close();
   EXPECT_FALSE(queue.push(1, Deadline::after_seconds(1)));
+}
+
+TEST(Nearest, CountsEditsAndTakesTheFirstOfEquals) {
+  EXPECT_EQ(edit_distance("", "abc"), 3);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
+  const std::string_view known[] = {"temperature", "top_p", "top_k"};
+  EXPECT_EQ(nearest_word("temprature", known), "temperature");
+  EXPECT_EQ(nearest_word("top_x", known), "top_p");
+  EXPECT_EQ(nearest_word("anything", {}), "");
 }
 
 TEST(TokenMask, ReadsBits) {
