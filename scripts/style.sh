@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting of every source file, the shell scripts, and what each folder may include. Fails on a violation.
+# Formatting of every source file, the shell scripts, what each folder may include, and the documents' links. Fails on a
+# violation.
 # usage: scripts/style.sh [--fix]
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
@@ -14,3 +15,4 @@ fi
 mapfile -t scripts < <(git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 shellcheck -x "${scripts[@]}"
 python3 tests/layering/layering.py
+python3 tests/layering/links.py

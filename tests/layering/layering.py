@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails on an include that the folder table of docs/overview.md does not allow, and on a vendor header outside its leaf.
+"""Fails on an include that the folder table of docs/overview.md does not allow, on a vendor header outside its leaf, and
+where that table and ALLOWED below differ.
 
 usage: layering.py [--self-test]
 """
@@ -82,6 +83,19 @@ def sources():
                 yield path.relative_to(ROOT).as_posix(), path.read_text()
 
 
+def table_of(document):
+    """Folder → folders it may include, from the table's first and third columns."""
+    rows = re.findall(r"^\| `([^`]+)` \|[^|]*\|([^|]*)\|", document, re.MULTILINE)
+    return {name: None if cell.strip() == "everything" else set(re.findall(r"`([^`]+)`", cell)) for name, cell in rows}
+
+
+def table_differences(document):
+    table = table_of(document)
+    for folder in sorted(table.keys() | ALLOWED.keys()):
+        if table.get(folder, "no row") != ALLOWED.get(folder, "no row"):
+            yield f"docs/overview.md: the table's row of {folder} and ALLOWED differ"
+
+
 def self_test():
     """The checker must notice what it is for."""
     bad = [
@@ -97,11 +111,14 @@ def self_test():
             sys.exit(f"layering self-test: {path} with {text!r} passed")
     if list(violations("src/engine/x.cpp", '#include "src/model/model.h"\n#include <vector>\n')):
         sys.exit("layering self-test: an allowed include was refused")
+    if len(list(table_differences("| `src/base` | x | `kernels` | |\n"))) != len(ALLOWED):
+        sys.exit("layering self-test: a wrong table passed")
 
 
 def main():
     self_test()
     found = [v for path, text in sources() for v in violations(path, text)]
+    found += table_differences((ROOT / "docs/overview.md").read_text())
     print("\n".join(found) if found else "layering: every include is allowed")
     return 1 if found else 0
 
