@@ -53,6 +53,10 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
       ->capture_default_str();
   app.add_option(
       "--max-model-len", flags.max_model_len, "Tokens of prompt and output of one sequence (0: the model's)");
+  app.add_option(
+      "--tokenizer", flags.tokenizer, "A directory with tokenizer.json, or a .gguf file (default: MODEL's)");
+  app.add_option("--chat-template", flags.chat_template, "A file with a Jinja template (default: MODEL's)")
+      ->check(CLI::ExistingFile);
   app.add_option("--device", flags.device, "auto, cpu, cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();

@@ -22,6 +22,8 @@ struct ModelFlags {
   std::string load_format = "auto";
   int64_t max_model_len = 0;
   std::string device = "auto";
+  std::string tokenizer;      // directory with another tokenizer.json, or empty
+  std::string chat_template;  // file with another template, or empty
 };
 
 struct ParallelFlags {

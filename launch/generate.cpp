@@ -36,7 +36,7 @@ Result<std::string> prompt_text(const GenerateFlags& flags, const TextModel& tex
 }
 
 Status generate(const GenerateFlags& flags, RankProcess& process) {
-  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint().tokenizer()));
+  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), flags.engine.model));
   ASSIGN_OR_RETURN(std::string prompt, prompt_text(flags, text));
   sched::SequenceRequest request;
   ASSIGN_OR_RETURN(request.prompt, text.tokenizer->encode(prompt, {.add_special_tokens = !flags.chat}));

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <thread>
 
@@ -139,7 +140,9 @@ Status RankProcess::follow() {
   return engine::follow_plans(*engine_, *channel_, [] { return false; });
 }
 
-void RankProcess::on_peer_failure(const comm::RankFailure& failure) {
+void RankProcess::on_peer_failure(comm::RankFailure failure) {
+  // To people a host is its name; that hosts share memory only under one boot id is for the machines.
+  failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
   if (failure.reporter) std::fprintf(stderr, "llm-dist: %s\n", line.c_str());
   std::fflush(stderr);

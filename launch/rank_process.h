@@ -52,7 +52,7 @@ class RankProcess {
   Status connect(const EngineFlags& flags);
   Status prepare(const EngineFlags& flags);
   Status agree(const Status& mine);
-  void on_peer_failure(const comm::RankFailure& failure);
+  void on_peer_failure(comm::RankFailure failure);
   [[noreturn]] void exit_after_failure();
 
   std::unique_ptr<comm::World> world_;

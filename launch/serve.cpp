@@ -75,7 +75,7 @@ Status serve_requests(const ServeFlags& flags,
                       RankProcess& process,
                       server::ApiServer& api,
                       ShutdownSignal& signal) {
-  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint().tokenizer()));
+  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), flags.engine.model));
   auto engine = engine::Engine::start(process.engine(),
                                       process.channel(),
                                       {.max_queued_requests = flags.engine.scheduler.max_num_queued_reqs},

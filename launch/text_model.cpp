@@ -1,8 +1,23 @@
 #include "launch/text_model.h"
 
+#include <fstream>
+#include <iterator>
+
 namespace llm_dist::launch {
 
-Result<TextModel> make_text_model(const TokenizerSpec& spec) {
+Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, const ModelFlags& flags) {
+  TokenizerSpec spec = checkpoint.tokenizer();
+  if (!flags.tokenizer.empty()) {
+    // Opened as a dummy: its weights, if it has any, do not matter.
+    ASSIGN_OR_RETURN(auto other,
+                     checkpoint::Checkpoint::open(flags.tokenizer, checkpoint::LoadFormat::kDummy));
+    spec = other->tokenizer();
+  }
+  if (!flags.chat_template.empty()) {
+    std::ifstream file(flags.chat_template);
+    spec.chat_template.assign(std::istreambuf_iterator<char>(file), {});
+    if (!file) return not_found(format("--chat-template {} cannot be read", flags.chat_template));
+  }
   TextModel model;
   ASSIGN_OR_RETURN(model.tokenizer, text::Tokenizer::create(spec));
   if (!spec.chat_template.empty()) {

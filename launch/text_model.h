@@ -5,7 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "src/base/tokenizer_spec.h"
+#include "launch/flags.h"
+#include "src/checkpoint/checkpoint.h"
 #include "src/text/chat_template.h"
 #include "src/text/tokenizer.h"
 
@@ -16,6 +17,7 @@ struct TextModel {
   std::optional<text::ChatTemplate> chat_template;  // none when the model ships none
 };
 
-Result<TextModel> make_text_model(const TokenizerSpec& spec);
+// Of the checkpoint, or of what --tokenizer and --chat-template name.
+Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, const ModelFlags& flags);
 
 }  // namespace llm_dist::launch
