@@ -28,8 +28,7 @@ class QueueSink final : public engine::SequenceSink {
     record.time = Clock::now();
     record.generation = generation_;
     if (generated.error != nullptr) record.error = *generated.error;
-    // A lost token would be a wrong answer: the whole request then fails, loudly.
-    if (!queue_->try_push(record)) generation_->note_overflow();
+    queue_->push(record);  // refused only when the server has shut down
   }
 
  private:
@@ -193,11 +192,6 @@ void Generation::fail(const ApiError& error) {
 void Generation::check() {
   if (done_) return;
   if (disconnected_) return abandon();
-  if (overflowed_) {
-    return fail({.status = 500,
-                 .message = "tokens came faster than they could be sent; the request was ended",
-                 .code = "token_queue_overflow"});
-  }
   if (parts_.timeout_seconds > 0 && seconds_between(parts_.arrival, Clock::now()) > parts_.timeout_seconds) {
     fail({.status = 504,
           .message = format("the request took longer than --request-timeout {} s", parts_.timeout_seconds),

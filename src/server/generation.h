@@ -1,5 +1,5 @@
-// Generation: one request's life from its submission to its last byte. Everything but the atomics and
-// sinks belongs to the stream thread.
+// Generation: one request's life from its submission to its last byte. Belongs to
+// the stream thread, but for note_disconnected().
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 #include "src/server/open_requests.h"
 #include "src/server/prepare.h"
 #include "src/server/reply.h"
-#include "src/server/token_record.h"
+#include "src/server/token_queue.h"
 
 namespace llm_dist::server {
 
@@ -43,13 +43,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void abandon();
   // Ends with an error: as a response when nothing has been sent, else as an event of the stream.
   void fail(const ApiError& error);
-  // Once in a while: a client that left, tokens that found the queue full, a deadline that passed.
+  // Once in a while: a client that left, a deadline that passed.
   void check();
   bool done() const { return done_; }
 
   // Any thread.
   void note_disconnected() { disconnected_ = true; }
-  void note_overflow() { overflowed_ = true; }
 
  private:
   struct Track {
@@ -79,7 +78,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   bool streaming_ = false;  // the head of a stream is out
   bool done_ = false;
   std::atomic<bool> disconnected_{false};
-  std::atomic<bool> overflowed_{false};
 };
 
 }  // namespace llm_dist::server

@@ -16,7 +16,6 @@ namespace {
 // Tokens of each sequence that may wait for the stream thread: seconds of a stall at any speed seen so far.
 constexpr int64_t kTokensWaitingPerSequence = 256;
 constexpr int64_t kMinQueueCapacity = 4096;
-constexpr double kHandOverSeconds = 5;
 
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -136,11 +135,10 @@ std::optional<ApiError> Pipeline::generate(Job& job) {
   job.writer->on_disconnect([weak = std::weak_ptr(generation), queue = pump_.queue()] {
     if (auto left = weak.lock()) left->note_disconnected();
     TokenRecord wake;
-    queue->try_push(wake);
+    queue->push(wake);
   });
-  if (pump_.begin(std::move(generation), Deadline::after_seconds(kHandOverSeconds))) return std::nullopt;
-  return ApiError{
-      .status = 503, .message = "the server cannot keep up", .code = "overloaded", .retry_after_s = 1};
+  if (pump_.begin(std::move(generation))) return std::nullopt;
+  return ApiError{.status = 503, .message = "the server is stopping", .code = "draining", .retry_after_s = 5};
 }
 
 std::optional<ApiError> Pipeline::tokenize(Job& job) {

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "src/base/log.h"
+
 namespace llm_dist::server {
 namespace {
 
@@ -22,11 +24,11 @@ void TokenPump::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool TokenPump::begin(std::shared_ptr<Generation> generation, Deadline deadline) {
+bool TokenPump::begin(std::shared_ptr<Generation> generation) {
   TokenRecord record;
   record.kind = TokenRecord::Kind::kBegin;
   record.generation = std::move(generation);
-  return queue_->push(std::move(record), deadline);
+  return queue_->push(record);
 }
 
 bool TokenPump::fail_all(const ApiError& error, Deadline deadline) {
@@ -34,7 +36,7 @@ bool TokenPump::fail_all(const ApiError& error, Deadline deadline) {
   if (!failure_) failure_ = error;
   failing_ = true;
   TokenRecord wake;
-  queue_->try_push(wake);  // a full queue wakes the thread as well
+  queue_->push(wake);
   return failure_applied_cv_.wait_until(lock, deadline.when(), [&] { return failure_applied_; });
 }
 
@@ -49,7 +51,7 @@ void TokenPump::run() {
   for (const auto& generation : open_) generation->abandon();
   open_.clear();
   // Requests that were handed over and not begun: their writers answer when they are dropped.
-  while (queue_->try_pop()) {
+  while (queue_->pop(Deadline::after_seconds(0))) {
   }
 }
 
@@ -70,6 +72,12 @@ void TokenPump::look_around() {
     generation->check();
     return generation->done();
   });
+  uint64_t num_spilled = queue_->num_spilled();
+  if (num_spilled > num_spilled_seen_) {
+    log_warning("sending lags behind the engine: {} tokens found the queue full",
+                num_spilled - num_spilled_seen_);
+  }
+  num_spilled_seen_ = num_spilled;
 }
 
 void TokenPump::apply_failure() {

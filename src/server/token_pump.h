@@ -12,20 +12,19 @@
 
 #include "src/server/api_error.h"
 #include "src/server/generation.h"
-#include "src/server/token_record.h"
+#include "src/server/token_queue.h"
 
 namespace llm_dist::server {
 
 class TokenPump {
  public:
-  // `capacity`: tokens that may wait for the stream thread; a request whose token finds no room fails.
+  // `capacity`: tokens that may wait for the stream thread without an allocation.
   explicit TokenPump(size_t capacity);
   ~TokenPump();  // stop()
 
   const std::shared_ptr<TokenQueue>& queue() const { return queue_; }
-  // Hands over a new generation. False when the queue stays full until the deadline, or after stop(). Any
-  // thread.
-  bool begin(std::shared_ptr<Generation> generation, Deadline deadline);
+  // Hands over a new generation. False after stop(). Any thread.
+  bool begin(std::shared_ptr<Generation> generation);
   // Ends every generation, and each later one, with that error. False when that was not done by the deadline.
   // Any thread but the stream thread.
   bool fail_all(const ApiError& error, Deadline deadline);
@@ -41,6 +40,7 @@ class TokenPump {
   std::shared_ptr<TokenQueue> queue_;                     // sinks hold it too
   std::unordered_set<std::shared_ptr<Generation>> open_;  // stream thread only
   TimePoint next_tick_;
+  uint64_t num_spilled_seen_ = 0;
   std::mutex mutex_;
   std::condition_variable failure_applied_cv_;
   std::optional<ApiError> failure_;

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "src/base/bounded_queue.h"
 #include "src/base/clock.h"
 #include "src/base/status.h"
 #include "src/sched/request.h"
@@ -35,7 +34,5 @@ struct TokenRecord {
   std::shared_ptr<Generation> generation;
   Status error;  // with kError
 };
-
-using TokenQueue = BoundedQueue<TokenRecord>;
 
 }  // namespace llm_dist::server

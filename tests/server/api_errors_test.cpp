@@ -137,7 +137,9 @@ TEST_F(ApiErrors, EveryBadRequestNamesItsFieldInOpenAiShape) {
     EXPECT_EQ(error.at("type"), "invalid_request_error");
     EXPECT_EQ(error.at("param"), bad.param);
     EXPECT_NE(error.at("message").get<std::string>().find(bad.message_part), std::string::npos) << error;
-    if (bad.code != nullptr) EXPECT_EQ(error.at("code"), bad.code);
+    if (bad.code != nullptr) {
+      EXPECT_EQ(error.at("code"), bad.code);
+    }
   }
   EXPECT_TRUE(engine->requests().empty());
 }

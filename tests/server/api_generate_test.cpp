@@ -40,8 +40,8 @@ TEST_F(ApiGenerate, AStreamSaysTheSameAsAReply) {
     body["stop"] = {"END"};
     Json reply = post_ok(path, body);
     const Json& choice = reply.at("choices").at(0);
-    std::string whole =
-        choice.contains("text") ? choice.at("text") : choice.at("message").at("content").get<std::string>();
+    std::string whole = choice.contains("text") ? choice.at("text").get<std::string>()
+                                                : choice.at("message").at("content").get<std::string>();
     Stream streamed = stream(path, body);
     EXPECT_EQ(streamed.status, 200);
     EXPECT_EQ(whole, "h\u00e9llo \U0001F600 ");

@@ -20,7 +20,9 @@ class ApiStates : public ServerFixture {
     EXPECT_EQ(get("/health").status, readyz);
     http::Response response = post(kTextPath, completion("x"));
     EXPECT_EQ(response.status, request);
-    if (request == 503) EXPECT_NE(response.headers.find("Retry-After"), nullptr);
+    if (request == 503) {
+      EXPECT_NE(response.headers.find("Retry-After"), nullptr);
+    }
   }
   double metric(const std::string& line_start) {
     std::string text = "\n" + get("/metrics").body;
