@@ -1,0 +1,196 @@
+"""The command line: what it says to a mistake, from how many ranks, and what it runs without."""
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import unittest
+
+import harness
+from harness import our_lines, run
+
+SMALL = ["--kv-cache-memory-bytes", 64 << 20, "--max-model-len", 512]
+QUESTION = ["--chat", "--prompt", "What is the capital of France?", "--max-tokens", 12]
+
+
+@contextlib.contextmanager
+def memory_cgroup(limit_bytes):
+    """The folder of a cgroup with this limit."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    version_1 = (root / "memory/memory.limit_in_bytes").exists()
+    group = root / ("memory" if version_1 else "") / f"llm-dist-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        raise unittest.SkipTest("cannot make a cgroup here") from None
+    try:
+        limit = group / ("memory.limit_in_bytes" if version_1 else "memory.max")
+        if not limit.exists():
+            raise unittest.SkipTest("cgroups here do not limit memory")
+        limit.write_text(str(limit_bytes))
+        yield group
+        harness.wait_until(lambda: not (group / "cgroup.procs").read_text().strip(), 10, "the cgroup is empty")
+    finally:
+        group.rmdir()
+
+
+class Help(unittest.TestCase):
+    def test_help_shows_every_command_and_examples(self):
+        done = run(["--help"])
+        self.assertEqual(done.returncode, 0)
+        for word in ("generate", "bench", "plan", "convert", "mpirun -np"):
+            self.assertIn(word, done.stdout)
+
+    def test_each_command_has_help_with_an_example(self):
+        for command in (["generate"], ["plan"], ["convert"], ["bench", "latency"], ["bench", "throughput"]):
+            with self.subTest(command=command):
+                done = run([*command, "--help"])
+                self.assertEqual(done.returncode, 0)
+                self.assertRegex(done.stdout, "Examples?:\n")
+
+    def test_version(self):
+        done = run(["--version"])
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"^llm-dist \d+\.\d+\.\d+\n$")
+
+    def test_an_unknown_flag_names_the_nearest(self):
+        done = run(["generate", "model.gguf", "--tensor-paralel-size", "2"])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("--tensor-parallel-size", done.stderr)
+
+    def test_an_unknown_command_names_the_nearest(self):
+        done = run(["genrate", "model.gguf"])
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("Did you mean generate?", done.stderr)
+
+    def test_one_rank_speaks_about_the_command_line(self):
+        done = run(["generate", "model.gguf", "--no-such-flag"], np=3)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.stderr.count("--no-such-flag"), 1, done.stderr)
+
+    def test_a_flag_of_two_letters_after_one_dash(self):
+        done = run(["plan", harness.smollm(), "-tp", "3", "-pp=2", "--json"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r'"tp": 3')
+        self.assertRegex(done.stdout, r'"pp": 2')
+
+
+class Libraries(unittest.TestCase):
+    def test_the_program_needs_no_mpi_cuda_or_nccl(self):
+        listed = subprocess.run(["readelf", "-d", harness.binary()], capture_output=True, text=True, timeout=60)
+        needed = re.findall(r"NEEDED.*\[(.*)\]", listed.stdout)
+        self.assertTrue(needed)
+        for library in needed:
+            self.assertNotRegex(library, r"libmpi|libopen-|libcuda|libnccl")
+
+    def test_one_rank_runs_without_the_mpi_module(self):
+        with tempfile.TemporaryDirectory() as empty:
+            env = {"LLM_DIST_MODULE_DIR": empty}
+            self.assertEqual(run(["--help"], env=env).returncode, 0)
+            self.assertEqual(run(["plan", harness.smollm(), "--tp", "2"], env=env).returncode, 0)
+            done = run(["generate", harness.smollm(), *QUESTION, *SMALL], env=env)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("Paris", done.stdout)
+
+    def test_two_ranks_without_it_say_what_is_missing(self):
+        with tempfile.TemporaryDirectory() as empty:
+            done = run(["generate", harness.smollm(), *QUESTION, *SMALL], np=2,
+                       mpi_options=["-x", "LLM_DIST_MODULE_DIR"], env={"LLM_DIST_MODULE_DIR": empty})
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("need MPI", done.stderr)
+        self.assertIn(empty, done.stderr)
+
+
+class Refusals(unittest.TestCase):
+    """Each mistake ends the world with one line, which says what to do."""
+
+    def refused(self, arguments, np, *words, prefix=()):
+        done = run(arguments, np=np, prefix=prefix)
+        self.assertNotEqual(done.returncode, 0)
+        lines = our_lines(done.stderr)
+        self.assertEqual(len(lines), 1, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        return done
+
+    def test_a_missing_model(self):
+        for np in (None, 2):
+            with self.subTest(np=np):
+                self.refused(["generate", "/no/such/model.gguf", "--prompt", "x"], np, "/no/such/model.gguf")
+
+    def test_a_file_that_is_no_model(self):
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(b"not a model" * 100)
+            file.flush()
+            self.refused(["generate", file.name, "--prompt", "x"], None, file.name)
+
+    def test_an_impossible_layout_names_those_that_fit(self):
+        done = self.refused(["plan", harness.smollm(), "--tp", 10], None, "tp 10 exceeds the model's 9 heads")
+        self.assertRegex(done.stderr, r"10 ranks fit as: .*5x2")
+        self.refused(["plan", harness.smollm(), "--pp", 31], None, "pp 31 exceeds the model's 30 layers")
+
+    def test_a_world_of_another_size_than_the_layout(self):
+        done = self.refused(["generate", harness.smollm(), "--prompt", "x", "--tp", 3, "--pp", 1], 2, "but 2 were started", "mpirun -np 3")
+        self.assertNotIn("loading weights", done.stderr)
+
+    def test_a_model_that_does_not_fit_is_refused_before_loading_with_the_plan(self):
+        done = self.refused(["generate", harness.smollm(), "--prompt", "x", "--kv-cache-memory-bytes", 1 << 50], 2,
+                            "does not fit", "weights", "--max-model-len")
+        self.assertNotIn("loading weights", done.stderr)
+
+    def test_a_pool_below_one_sequence(self):
+        self.refused(["generate", harness.smollm(), "--prompt", "x", "--kv-cache-memory-bytes", 1 << 20], 2,
+                     "--max-model-len")
+
+    def test_the_limit_is_the_cgroups(self):
+        limit = 300 << 20
+        with memory_cgroup(limit) as group:
+            # The KV cache alone exceeds the cgroup, and is far below the machine's memory.
+            self.refused(["generate", harness.smollm(), "--prompt", "x", "--kv-cache-memory-bytes", limit + 1,
+                          "--max-model-len", 512], None, "does not fit",
+                         prefix=["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"])
+
+    def test_a_port_in_use(self):
+        harness.needs_serve()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            self.refused(["serve", harness.smollm(), "--port", port, *SMALL], 2, str(port))
+
+
+class Interrupt(unittest.TestCase):
+    def test_control_c_of_mpirun_ends_every_rank(self):
+        harness.needs_serve()
+        with harness.Server(2, harness.smollm(), [*SMALL]) as server:
+            server.wait_ready()
+            ranks = server.wait_ranks()
+            exits = [harness.Exit(pid) for pid in ranks.values()]
+            os.killpg(server.process.pid, signal.SIGINT)
+            for exit_ in exits:
+                self.assertTrue(exit_.within(10), server.log())
+            server.wait_end(10)
+            self.assertEqual(our_lines(server.log()), [])
+            self.assertEqual(server.leftovers(), [])
+
+    def test_sigterm_to_rank_0_drains_and_ends_with_0(self):
+        harness.needs_serve()
+        with harness.Server(2, harness.smollm(), [*SMALL, "--shutdown-timeout", 60]) as server:
+            server.wait_ready()
+            ranks = server.wait_ranks()
+            stream = server.stream("/v1/completions", {"model": "m", "prompt": "Once upon a time", "max_tokens": 40,
+                                                       "ignore_eos": True, "temperature": 0})
+            self.assertTrue(stream.started.wait(60))
+            os.kill(ranks[0], signal.SIGTERM)
+            stream.wait(120)
+            self.assertEqual(stream.finish_reason(), "length")
+            self.assertEqual(server.wait_end(30), 0, server.log())
+            self.assertEqual(our_lines(server.log()), [])
+            self.assertEqual(server.leftovers(), [])
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,120 @@
+"""Many streams over a pool too small for them: preemption and disconnection lose and change nothing."""
+import random
+import re
+import unittest
+
+import harness
+
+NUM_STREAMS = 64
+NUM_CANCELLED = 13  # 20 %
+POOL_TOKENS = 1536  # a third of what the streams need together
+BLOCK = 16
+EPSILON = 1e-3  # of a log-probability: float sums in another order, and greedy ties
+NUM_REPLAYED = NUM_STREAMS if harness.FULL else 8
+WORDS = ("time river stone light garden winter music road house bird letter ocean mountain table window story "
+         "friend morning color number").split()
+
+
+def make_requests(seed):
+    draw = random.Random(seed)
+    requests = []
+    for _ in range(NUM_STREAMS):
+        prompt = "The " + " ".join(draw.choice(WORDS) for _ in range(draw.choice([4, 12, 30, 70, 110])))
+        requests.append({"model": "m", "prompt": prompt, "max_tokens": draw.choice([16, 32, 48, 80]), "temperature": 0,
+                         "ignore_eos": True, "logprobs": 20})
+    return requests
+
+
+def tokens_of(stream):
+    """[(text, log-probability, {text: log-probability} of the twenty likeliest)]"""
+    out = []
+    for choice in stream.choices():
+        logprobs = choice.get("logprobs") or {}
+        out += zip(logprobs.get("tokens", []), logprobs.get("token_logprobs", []), logprobs.get("top_logprobs", []))
+    return out
+
+
+class Load(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        harness.needs_serve()
+
+    def kv_bytes_per_token(self, layout):
+        done = harness.run(["plan", harness.smollm(), *layout, "--json"])
+        return max(float(x) for x in re.findall(r'"kv_bytes_per_token": ([\d.]+)', done.stdout))
+
+    def check(self, layout):
+        bytes_ = int(self.kv_bytes_per_token(layout) * POOL_TOKENS) + 4096
+        flags = [*layout, "--kv-cache-memory-bytes", bytes_, "--max-model-len", 512, "--block-size", BLOCK]
+        with harness.Server(2, harness.smollm(), flags) as server:
+            server.wait_ready()
+            usage_before = server.metric("kv_cache_usage_perc")
+            requests = make_requests(seed=1)
+            cancelled = set(random.Random(2).sample(range(NUM_STREAMS), NUM_CANCELLED))
+            streams = [server.stream("/v1/completions", request) for request in requests]
+            for i in cancelled:
+                streams[i].cancel_after = 5
+            for stream in streams:
+                stream.wait()
+            self.check_complete(requests, streams, cancelled)
+            preemptions = server.metric("num_preemptions_total")
+            self.assertGreaterEqual(preemptions, 10)
+            harness.wait_until(lambda: server.metric("num_requests_running") == 0, 20, "no request runs")
+            self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
+            self.assertEqual(server.metric("num_requests_waiting"), 0)
+            print(f"  {' '.join(map(str, layout))}: {preemptions:.0f} preemptions")
+            kept = [i for i in range(NUM_STREAMS) if i not in cancelled]
+            for i in kept[:NUM_REPLAYED]:
+                self.replay(server, requests[i], tokens_of(streams[i]))
+            self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
+
+    def check_complete(self, requests, streams, cancelled):
+        for i, (request, stream) in enumerate(zip(requests, streams)):
+            self.assertEqual(stream.status, 200, stream.events)
+            if i in cancelled:
+                continue
+            with self.subTest(stream=i):
+                self.assertIsNone(stream.failure)
+                self.assertIsNone(stream.error())
+                self.assertTrue(stream.done)
+                self.assertEqual(stream.finish_reason(), "length")
+                self.assertEqual(len(tokens_of(stream)), request["max_tokens"])
+                self.assertEqual("".join(token for token, _, _ in tokens_of(stream)), stream.text())
+
+    def replay(self, server, request, emitted):
+        """Alone, each token that the stream emitted is within EPSILON of the likeliest; after a tie that falls
+        differently the replay goes on from what the stream had."""
+        at = 0
+        while at < len(emitted):
+            text = request["prompt"] + "".join(token for token, _, _ in emitted[:at])
+            alone = server.stream("/v1/completions",
+                                  {**request, "prompt": text, "max_tokens": len(emitted) - at}).wait()
+            self.assertTrue(alone.done, alone.events[-1:])
+            for (token, _, _), (alone_token, best, top) in zip(emitted[at:], tokens_of(alone)):
+                at += 1
+                if token != alone_token:
+                    self.assertIn(token, top)
+                    self.assertLessEqual(best - top[token], EPSILON, f"{token!r} instead of {alone_token!r} at {at}")
+                    break
+
+    def test_tensor_parallel(self):
+        self.check(["--tp", 2, "--pp", 1])
+
+    def test_pipeline(self):
+        self.check(["--tp", 1, "--pp", 2])
+
+
+class Bench(unittest.TestCase):
+    def test_little_of_the_allocated_cache_is_empty(self):
+        done = harness.run(["bench", "throughput", harness.smollm(), "--num-prompts", 8, "--input-len", 256,
+                            "--output-len", 24, "--kv-cache-memory-bytes", 256 << 20, "--max-model-len", 1024],
+                           np=2, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        unused = re.search(r"hold no token, mean over the steps: ([\d.]+) %", done.stdout)
+        self.assertIsNotNone(unused, done.stdout)
+        print(f"  {unused[0]}")
+        self.assertLess(float(unused[1]), 4.0)
+
+
+if __name__ == "__main__":
+    harness.main()
