@@ -100,10 +100,23 @@ install_model() {
   rm -rf "$scratch"
 }
 
+# The official openai client, for the test that uses it.
+install_test_python() {
+  local venv=$repo_dir/.venv
+  [ ! -e "$venv/.complete" ] || return 0
+  python3 -m venv "$venv"
+  run_logged "$repo_dir/build/log/pip.log" "$venv/bin/pip" install --quiet --disable-pip-version-check 'openai>=1.50'
+  touch "$venv/.complete"
+}
+
 phase "Packages"
 install_packages
 phase "oneDNN $onednn_version"
 install_onednn
 phase "SmolLM2-135M"
 install_model
+if [ "${1:-}" = --test ]; then
+  phase "Python for the tests"
+  install_test_python
+fi
 end_phase

@@ -23,16 +23,18 @@ export OMPI_MCA_hwloc_base_binding_policy=none
 phase "Style"
 scripts/style.sh
 phase "Building (asan)"
-run_logged build/log/configure-asan.log cmake --preset asan
+run_logged build/log/configure-asan.log cmake --preset asan \
+  -D LLM_DIST_TEST_BINARY="$repo_dir/build/release/launch/llm-dist"
 run_logged build/log/build-asan.log cmake --build build/asan -j "$jobs"
 phase "Building (release)"
 run_logged build/log/configure.log cmake --preset release
-run_logged build/log/build.log cmake --build build/release -j "$jobs"
+run_logged build/log/build.log cmake --build build/release --target llm-dist llm_dist_mpi -j "$jobs"
 
 phase "clang-tidy on changed files"
 scripts/tidy.sh build/asan
 
 phase "Tests"
+export LLM_DIST_PYTHON=$repo_dir/.venv/bin/python3
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=suppressions=$repo_dir/tests/lsan.supp
 status=0
