@@ -20,7 +20,7 @@ class OpenAiClient(unittest.TestCase):
                       "in LLM_DIST_PYTHON")
         with harness.Server(2, harness.smollm(), ["--kv-cache-memory-bytes", 128 << 20]) as server:
             server.wait_ready()
-            done = subprocess.run([python, CLIENT], env={**os.environ, "LLM_DIST_URL": server.url}, timeout=300,
+            done = subprocess.run([python, CLIENT], env={**os.environ, "LLM_DIST_URL": "http://%s:%d" % server.address}, timeout=300,
                                   capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("Paris", done.stdout)
