@@ -1,21 +1,8 @@
 #include "comm/thread/thread_group.h"
 
 #include <cstring>
-#include <thread>
 
 namespace llm_dist::comm {
-namespace {
-
-// A peer that is on its way comes within microseconds; beyond that, sleeping beats burning its core.
-constexpr int kSpins = 64;
-
-void spin_until_changed(const std::atomic<uint64_t>& counter, uint64_t from) {
-  for (int i = 0; i < kSpins && counter.load(std::memory_order_acquire) == from; ++i)
-    std::this_thread::yield();
-}
-
-}  // namespace
-
 ThreadGroup::ThreadGroup(std::string name, std::vector<int> world_ranks)
     : name_(std::move(name)),
       world_ranks_(std::move(world_ranks)),
@@ -67,20 +54,18 @@ Status ThreadGroup::meet(int rank, const CollectiveCall& call, Deadline deadline
   CHECK(!present_[index], "rank {} of group {} is in two calls at once", rank, name_);
   calls_[index] = call;
   present_[index] = true;
-  uint64_t meeting = meetings_.load(std::memory_order_relaxed);
+  uint64_t meeting = meetings_;
   if (++num_present_ == size()) {
     Status alike = compare_calls();
     if (!alike.ok()) return fail(std::move(alike));
     num_present_ = 0;
     present_.assign(present_.size(), false);
-    meetings_.store(meeting + 1, std::memory_order_release);
+    ++meetings_;
     changed_.notify_all();
     return {};
   }
-  lock.unlock();
-  spin_until_changed(meetings_, meeting);
-  lock.lock();
-  Status status = wait(lock, deadline, [&] { return meetings_.load(std::memory_order_relaxed) != meeting; });
+  // Sleeping, not yielding: where cores are fewer than threads, a yield costs the others' whole time slices.
+  Status status = wait(lock, deadline, [&] { return meetings_ != meeting; });
   if (status.ok() || !error_.ok()) return status;
   return fail(deadline_exceeded(
       format("{} in group {}: no word from rank {}", to_string(call), name_, missing_ranks())));
@@ -88,17 +73,14 @@ Status ThreadGroup::meet(int rank, const CollectiveCall& call, Deadline deadline
 
 void ThreadGroup::leave() {
   std::unique_lock lock(mutex_);
-  uint64_t parting = partings_.load(std::memory_order_relaxed);
+  uint64_t parting = partings_;
   if (++num_left_ == size()) {
     num_left_ = 0;
-    partings_.store(parting + 1, std::memory_order_release);
+    ++partings_;
     changed_.notify_all();
     return;
   }
-  lock.unlock();
-  spin_until_changed(partings_, parting);
-  lock.lock();
-  changed_.wait(lock, [&] { return partings_.load(std::memory_order_relaxed) != parting; });
+  changed_.wait(lock, [&] { return partings_ != parting; });
 }
 
 ThreadGroup::Mailbox& ThreadGroup::mailbox(int from, int to) {

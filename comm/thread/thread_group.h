@@ -2,7 +2,6 @@
 // there, every rank reads the others' memory directly.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <span>
@@ -61,9 +60,9 @@ class ThreadGroup {
   std::vector<Mailbox> mailboxes_;  // from × size + to
   int num_present_ = 0;
   int num_left_ = 0;
-  // Written under the mutex, read without it by those that spin for a moment before they sleep.
-  std::atomic<uint64_t> meetings_{0};
-  std::atomic<uint64_t> partings_{0};
+
+  uint64_t meetings_ = 0;
+  uint64_t partings_ = 0;
 };
 
 }  // namespace llm_dist::comm

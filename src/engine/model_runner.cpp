@@ -168,14 +168,18 @@ Result<std::span<const kernels::SampleRecord>> ModelRunner::collect(uint64_t ste
       static_cast<size_t>(entry.num_real_samples));
 }
 
+// Every stream, also behind a failed one: afterwards nothing refers to this rank's memory.
 Status ModelRunner::drain(Deadline deadline) {
+  Status first = stream().synchronize(deadline);
   for (parallel::Lane* lane : {parts_.lanes->from_previous.get(),
                                parts_.lanes->to_next.get(),
                                parts_.lanes->tokens_to_first.get(),
                                parts_.lanes->tokens_from_last.get()}) {
-    if (lane != nullptr) RETURN_IF_ERROR(lane->stream().synchronize(deadline));
+    if (lane == nullptr) continue;
+    Status status = lane->stream().synchronize(deadline);
+    if (first.ok()) first = status;
   }
-  return stream().synchronize(deadline);
+  return first;
 }
 
 }  // namespace llm_dist::engine

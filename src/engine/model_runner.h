@@ -50,6 +50,7 @@ class ModelRunner {
   // Whether collect(step) would not wait.
   bool complete(uint64_t step) const;
 
+  // Waits until everything issued has run, or has been skipped after an error, which it returns.
   Status drain(Deadline deadline);
   const sched::Mirror& mirror() const { return mirror_; }
 

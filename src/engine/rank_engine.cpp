@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/log.h"
 #include "src/model/layout.h"
 #include "src/model/registry.h"
 
@@ -9,6 +10,7 @@ namespace llm_dist::engine {
 namespace {
 
 constexpr double kAgreeDeadlineSeconds = 600;
+constexpr double kLeaveSeconds = 10;
 
 int64_t handoff_bytes(int64_t hidden_size, const EngineOptions& options) {
   return arena_rows(options).local_tokens * hidden_size * dtype_bytes(options.dtype);
@@ -78,7 +80,15 @@ RankEngine::RankEngine(const RankEngineParts& parts, const EngineOptions& option
       mesh_(options.layout, parts.world->rank_info().rank),
       arena_(arena_rows(options)) {}
 
-RankEngine::~RankEngine() = default;
+// Streams refer to each other's events and to everything that this rank owns: all are idle before anything
+// goes.
+RankEngine::~RankEngine() {
+  if (runner_ == nullptr) return;
+  if (runner_->drain(Deadline::after_seconds(kLeaveSeconds)).ok()) return;
+  abort(aborted("a rank has ended"));
+  Status status = runner_->drain(Deadline::after_seconds(kLeaveSeconds));
+  if (status.code() == StatusCode::kDeadlineExceeded) log_warning("leaving: {}", status.to_string());
+}
 
 Result<std::unique_ptr<RankEngine>> RankEngine::create(const RankEngineParts& parts,
                                                        const EngineOptions& options) {
