@@ -1,6 +1,7 @@
 #include "src/server/api_server.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 
 #include "src/base/check.h"
@@ -62,6 +63,9 @@ class ApiServer::Impl {
   void show_metrics(http::ResponseWriter& writer);
   void ask_to_drain(http::ResponseWriter& writer);
   void tell_hung();
+  // True for the first caller, which closes; false when somebody else has closed by the deadline.
+  Result<bool> enter_shutdown(Deadline deadline);
+  void leave_shutdown();
   bool hung() const { return watch && watch->hung(); }
   Pipeline* pipeline() { return attached ? pipe.get() : nullptr; }
 
@@ -76,7 +80,10 @@ class ApiServer::Impl {
   std::atomic<bool> draining{false};
   std::atomic<bool> drain_asked{false};
   std::atomic<bool> failed{false};
+  enum class Phase : uint8_t { kOpen, kClosing, kClosed };
   std::mutex mutex;
+  std::condition_variable closed;
+  Phase phase = Phase::kOpen;                  // under mutex
   Status failure;                              // under mutex
   std::function<void()> on_drain;              // under mutex
   std::function<void(const Status&)> on_hung;  // under mutex
@@ -212,6 +219,23 @@ void ApiServer::Impl::tell_hung() {
   if (callback) callback(status);
 }
 
+// An orderly end and a failure may come at the same time, on two threads: one closes, the other waits for it.
+Result<bool> ApiServer::Impl::enter_shutdown(Deadline deadline) {
+  std::unique_lock lock(mutex);
+  if (phase == Phase::kOpen) {
+    phase = Phase::kClosing;
+    return true;
+  }
+  if (closed.wait_until(lock, deadline.when(), [&] { return phase == Phase::kClosed; })) return false;
+  return deadline_exceeded("the server is still closing");
+}
+
+void ApiServer::Impl::leave_shutdown() {
+  std::lock_guard lock(mutex);
+  phase = Phase::kClosed;
+  closed.notify_all();
+}
+
 ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 ApiServer::~ApiServer() { Status ignored = shutdown(Deadline::after_seconds(0)); }
@@ -278,9 +302,12 @@ void ApiServer::fail(const Status& cause) {
 
 Status ApiServer::shutdown(Deadline deadline) {
   set_draining();
+  ASSIGN_OR_RETURN(bool first, impl_->enter_shutdown(deadline));
+  if (!first) return ok_status();
   Status status = impl_->http->shutdown(deadline);
   if (impl_->watch) impl_->watch->stop();
   if (impl_->pipe) impl_->pipe->stop();
+  impl_->leave_shutdown();
   return status;
 }
 

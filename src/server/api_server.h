@@ -47,11 +47,12 @@ class ApiServer {
   // errors are queued (at most a second); shutdown() then lets them reach the clients. Any thread.
   void fail(const Status& cause);
   // Called once, on a thread of this object, when no step has ended for too long although work is queued
-  // (/livez is 503 from then on, while it lasts). It must not block.
+  // (/livez is 503 from then on, while it lasts). It may call fail() and shutdown().
   void set_on_hung(std::function<void(const Status&)> callback);
 
   // Closes the socket, waits for open responses to leave, cuts off the rest at the deadline. Nothing calls
-  // the engine, the tokenizer or a callback afterwards. Not from a callback of this object.
+  // the engine, the tokenizer or a callback afterwards. Any thread that may wait; several may at once. Not
+  // from on_drain.
   Status shutdown(Deadline deadline);
 
  private:

@@ -46,6 +46,7 @@ void append(Delta& whole, Delta delta) {
 
 Generation::Generation(Parts parts) : parts_(std::move(parts)) {
   const GenerateSpec& spec = parts_.request.spec;
+  tracks_.reserve(parts_.request.prompts.size() * static_cast<size_t>(spec.n));
   for (size_t i = 0; i < parts_.request.prompts.size(); ++i) {
     const PreparedPrompt& prompt = parts_.request.prompts[i];
     for (int64_t choice = 0; choice < spec.n; ++choice) {
@@ -162,6 +163,7 @@ void Generation::finish() {
     return release();
   }
   std::vector<ChoiceReply> choices;
+  choices.reserve(tracks_.size());
   for (size_t i = 0; i < tracks_.size(); ++i) {
     choices.push_back({.index = static_cast<int32_t>(i),
                        .content = std::move(tracks_[i].whole),

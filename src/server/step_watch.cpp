@@ -43,7 +43,7 @@ void StepWatch::stop() {
     stopping_ = true;
   }
   stop_cv_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
 }
 
 void StepWatch::run() {

@@ -32,6 +32,7 @@ class StepWatch {
   StepWatch(EnginePort& engine, double min_seconds, std::function<void()> on_hung);
   ~StepWatch();  // stop()
   bool hung() const { return hung_; }
+  // From on_hung it only asks the thread to end; the destructor then waits for it.
   void stop();
 
  private:

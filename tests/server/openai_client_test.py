@@ -105,7 +105,7 @@ def test_errors(client, model):
         model=model, messages=QUESTION, extra_body={"temprature": 1}))
     check("temperature" in error.message, "the nearest field is not named")
     error = expect_error(openai.BadRequestError, "prompt", lambda: client.completions.create(
-        model=model, prompt=[1] * 1000000, max_tokens=1))
+        model=model, prompt=[1] * 200000, max_tokens=1))
     check(error.code == "context_length_exceeded", f"code {error.code!r}")
 
 
