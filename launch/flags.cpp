@@ -191,6 +191,16 @@ Status fit_memory(const EngineFlags& flags,
       static_cast<int64_t>(static_cast<double>(resources.memory_bytes) * flags.memory.gpu_memory_utilization);
   int64_t one_sequence = options.max_blocks_per_sequence() * plan.kv_block_bytes;
   int64_t wanted = flags.memory.kv_cache_memory_bytes;
+  if (wanted > 0 && wanted < one_sequence) {
+    return resource_exhausted(
+        format("--kv-cache-memory-bytes {} holds {} tokens, fewer than one sequence of --max-model-len {}, "
+               "which takes {} "
+               "bytes: lower the one or raise the other",
+               wanted,
+               wanted / plan.kv_block_bytes * options.block_size,
+               options.max_model_len,
+               one_sequence));
+  }
   int64_t least = plan.fixed_bytes() + (wanted > 0 ? wanted : one_sequence);
   if (least > usable) {
     return resource_exhausted(

@@ -146,7 +146,7 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   std::string line = comm::format_failure(failure);
   if (failure.reporter) std::fprintf(stderr, "llm-dist: %s\n", line.c_str());
   std::fflush(stderr);
-  if (on_failure_) on_failure_(unavailable(line));
+  tell_clients(unavailable(line));
   exit_after_failure();
 }
 
@@ -154,7 +154,7 @@ void RankProcess::give_up(const Status& cause) {
   log_debug("giving up: {}", cause.to_string());
   if (liveness_ == nullptr) {
     std::fprintf(stderr, "llm-dist: %s\n", cause.to_string().c_str());
-    if (on_failure_) on_failure_(cause);
+    tell_clients(cause);
     exit_after_failure();
   }
   // A peer's death shows here first as a failed collective: give the watch time to find the culprit, whose
@@ -170,6 +170,11 @@ void RankProcess::give_up(const Status& cause) {
 
 void RankProcess::give_up_from(const Status& cause) {
   std::thread([this, cause] { give_up(cause); }).detach();
+}
+
+void RankProcess::tell_clients(const Status& cause) {
+  std::lock_guard lock(on_failure_mutex_);
+  if (on_failure_) on_failure_(cause);
 }
 
 void RankProcess::exit_after_failure() {

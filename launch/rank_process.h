@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "comm/host/host_channel.h"
@@ -27,7 +28,11 @@ class RankProcess {
 
   // Called once when a peer dies or the world is given up, before this process exits: rank 0 tells its
   // clients.
-  void set_on_failure(std::function<void(const Status&)> callback) { on_failure_ = std::move(callback); }
+  // Returns once no earlier callback is running.
+  void set_on_failure(std::function<void(const Status&)> callback) {
+    std::lock_guard lock(on_failure_mutex_);
+    on_failure_ = std::move(callback);
+  }
 
   // Collective: opens the checkpoint, chooses the layout, plans memory, loads the weights. The same error on
   // every rank.
@@ -53,6 +58,7 @@ class RankProcess {
   Status prepare(const EngineFlags& flags);
   Status agree(const Status& mine);
   void on_peer_failure(comm::RankFailure failure);
+  void tell_clients(const Status& cause);
   [[noreturn]] void exit_after_failure();
 
   std::unique_ptr<comm::World> world_;
@@ -65,6 +71,7 @@ class RankProcess {
   ResolvedOptions resolved_;
   RankResources resources_;
   bool agreed_on_error_ = false;
+  std::mutex on_failure_mutex_;
   std::function<void(const Status&)> on_failure_;
 };
 

@@ -109,8 +109,8 @@ Status lead(const ServeFlags& flags, RankProcess& process, ShutdownSignal& signa
     Status closed = api->shutdown(Deadline::after_seconds(0.5));
     if (!closed.ok()) log_debug("{}", closed.message());
   });
-  RETURN_IF_ERROR(process.load(flags.engine));
-  Status status = serve_requests(flags, process, *api, signal);
+  Status status = process.load(flags.engine);
+  if (status.ok()) status = serve_requests(flags, process, *api, signal);
   process.set_on_failure({});
   return status;
 }

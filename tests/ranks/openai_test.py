@@ -18,7 +18,7 @@ class OpenAiClient(unittest.TestCase):
         if python == sys.executable and importlib.util.find_spec("openai") is None:
             self.fail("the package openai is missing: scripts/deps.sh --test makes .venv, and scripts/test.sh names it "
                       "in LLM_DIST_PYTHON")
-        with harness.Server(2, harness.smollm(), ["--kv-cache-memory-bytes", 128 << 20]) as server:
+        with harness.Server(2, harness.smollm(), ["--kv-cache-memory-bytes", 128 << 20, "--max-model-len", 1024]) as server:
             server.wait_ready()
             done = subprocess.run([python, CLIENT], env={**os.environ, "LLM_DIST_URL": "http://%s:%d" % server.address}, timeout=300,
                                   capture_output=True, text=True)
