@@ -37,7 +37,9 @@ struct EngineStats {
   uint64_t kv_waste_steps = 0;
   bool failed = false;
 
-  double mean_kv_waste() const { return kv_waste_steps == 0 ? 0.0 : kv_waste_sum / static_cast<double>(kv_waste_steps); }
+  double mean_kv_waste() const {
+    return kv_waste_steps == 0 ? 0.0 : kv_waste_sum / static_cast<double>(kv_waste_steps);
+  }
 
   // Allocated KV bytes that hold no token, as a fraction of the allocated ones.
   double kv_waste() const {
