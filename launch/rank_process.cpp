@@ -144,8 +144,8 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   // To people a host is its name; that hosts share memory only under one boot id is for the machines.
   failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
-  if (failure.reporter) std::fprintf(stderr, "llm-dist: %s\n", line.c_str());
-  std::fflush(stderr);
+  // On a line of its own: a stream of text or a progress bar may stand half written, and not by this rank.
+  if (failure.reporter) std::fprintf(stderr, "\nllm-dist: %s\n", line.c_str());
   tell_clients(unavailable(line));
   exit_after_failure();
 }

@@ -266,7 +266,10 @@ class Server(World):
         def ready():
             if self.process.poll() is not None:
                 raise AssertionError(f"ended with {self.process.returncode} before it was ready:\n{self.log()}")
-            return self.get("/readyz")[0] == 200
+            try:
+                return self.get("/readyz")[0] == 200
+            except ConnectionError:
+                return False  # ended just now: the next look says with what
         wait_until(ready, limit_s, "/readyz is 200", interval_s=0.1)
         return self
 
