@@ -12,6 +12,8 @@
 
 namespace llm_dist::engine {
 
+class StepTrace;
+
 struct EngineOptions {
   parallel::Layout layout;
   DType dtype = DType::kF32;     // of activations
@@ -44,6 +46,7 @@ struct EngineOptions {
 // Hooks for tests, traces and the failure watch; all optional.
 struct EngineHooks {
   kernels::OpObserver* observer = nullptr;
+  StepTrace* trace = nullptr;
   std::function<void(const char* phase)> on_phase;  // "loading", "idle", "prefill", "decode": static strings
   // Last stage: this rank's vocabulary shard of the step's logits, f32 [num_samples, shard] in plan order;
   // rows past the plan's samples are padding. Valid in `stream`'s order until the next step.

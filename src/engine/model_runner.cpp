@@ -1,5 +1,7 @@
 #include "src/engine/model_runner.h"
 
+#include "src/engine/step_trace.h"
+
 namespace llm_dist::engine {
 namespace {
 constexpr int64_t kRecordWords = kernels::kSampleRecordWords;
@@ -63,6 +65,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   } else if (step.view.num_samples > 0) {
     sample(hidden, plan, step);
   }
+  if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
   if (mesh().first_stage() && !mesh().last_stage() && step.view.num_samples > 0) {
     return_tokens(step);
   } else {
@@ -116,6 +119,7 @@ parallel::Hidden ModelRunner::forward(const PreparedStep& step) {
   const parallel::StepView& view = step.view;
   model::Model& model = *parts_.model;
   if (mesh().first_stage()) {
+    trace_begin(step);
     parallel::Hidden hidden = model.embed(view);
     for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
     return hidden;
@@ -123,10 +127,17 @@ parallel::Hidden ModelRunner::forward(const PreparedStep& step) {
   parallel::Lane& lane = *parts_.lanes->from_previous;
   Tensor like = Tensor::contiguous(nullptr, parts_.context.dtype, {view.local_tokens, parts_.hidden_size});
   uint64_t number = lane.post_receive(like);
-  parallel::Hidden hidden = model.enter(lane.received(number, stream()), view);
+  Tensor arrived = lane.received(number, stream());
+  trace_begin(step);
+  parallel::Hidden hidden = model.enter(arrived, view);
   lane.release(number, stream());
   for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
   return hidden;
+}
+
+void ModelRunner::trace_begin(const PreparedStep& step) {
+  if (parts_.hooks.trace == nullptr) return;
+  parts_.hooks.trace->begin(step.step, step.view.num_tokens, step.decode_only, stream());
 }
 
 void ModelRunner::sample(parallel::Hidden& hidden, const sched::StepPlan& plan, const PreparedStep& step) {

@@ -76,6 +76,7 @@ class ModelRunner {
   void update_history(const sched::StepPlan& plan, const PreparedStep& step);
   void apply_returned_tokens(uint64_t through_step);
   parallel::Hidden forward(const PreparedStep& step);
+  void trace_begin(const PreparedStep& step);
   void sample(parallel::Hidden& hidden, const sched::StepPlan& plan, const PreparedStep& step);
   void return_tokens(const PreparedStep& step);
   void scatter(const Tensor& records, const Tensor& slots, const Tensor& positions);
