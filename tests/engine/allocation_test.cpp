@@ -31,10 +31,11 @@ void* operator new(size_t bytes) { return counted_or_throw(bytes); }
 void* operator new[](size_t bytes) { return counted_or_throw(bytes); }
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
 void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+// Not inlined: gcc would take free() for a mistake.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::engine {
 namespace {
