@@ -16,8 +16,8 @@ struct Lane {
 };
 
 Lane make_lane(World& world, int64_t bytes) {
-  std::vector<int> ranks;
-  for (int r = 0; r < world.rank_info().size; ++r) ranks.push_back(r);
+  std::vector<int> ranks(static_cast<size_t>(world.rank_info().size));
+  std::iota(ranks.begin(), ranks.end(), 0);
   auto comm = world.make_communicator(ranks, "bench");
   CHECK(comm.ok(), "{}", comm.status().to_string());
   return {std::move(comm).value(),
@@ -31,6 +31,7 @@ constexpr int kBatches = 20;
 // `num_lanes` communicators at once, each on its own stream.
 void measure(World& world, int64_t bytes, int num_lanes, int repeats) {
   std::vector<Lane> lanes;
+  lanes.reserve(static_cast<size_t>(num_lanes));
   for (int i = 0; i < num_lanes; ++i) lanes.push_back(make_lane(world, bytes));
   auto run = [&](int count) {
     for (int i = 0; i < count; ++i)
