@@ -1,6 +1,7 @@
 // Latency of collectives over this world: mpirun -np 2 comm_bench. Prints a row a size.
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "comm/world.h"
 #include "src/device/cpu/cpu_stream.h"
