@@ -15,9 +15,10 @@ bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
 }
 
 // Quantized weights on CPU are multiplied in int8 and summed in float: float activations lose nothing on the
-// way.
+// way. A GPU holds such weights in the activations' type.
 DType automatic_dtype(const checkpoint::Checkpoint& checkpoint, const RankResources& resources) {
-  if (holds_quantized(checkpoint) || !resources.bf16_arithmetic) return DType::kF32;
+  if (holds_quantized(checkpoint)) return resources.quantized_activations;
+  if (!resources.bf16_arithmetic) return DType::kF32;
   return checkpoint.config().torch_dtype;
 }
 

@@ -70,8 +70,9 @@ struct RankResources {
   int world_size = 1;
   int ranks_per_node = 1;
   int threads = 1;
-  bool bf16_arithmetic = true;   // the CPU multiplies bf16
-  int64_t memory_bytes = 0;      // free for this rank
+  bool bf16_arithmetic = true;                // the device multiplies bf16
+  DType quantized_activations = DType::kF32;  // beside quantized weights
+  int64_t memory_bytes = 0;                   // free for this rank
   int64_t default_kv_bytes = 0;  // the KV cache takes no more unless asked to; 0: all that is left
 };
 

@@ -10,6 +10,7 @@
 #include "comm/host/host_channel.h"
 #include "comm/host/liveness.h"
 #include "comm/world.h"
+#include "launch/device_choice.h"
 #include "launch/flags.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/engine/rank_engine.h"
@@ -64,7 +65,7 @@ class RankProcess {
   std::unique_ptr<comm::World> world_;
   std::unique_ptr<comm::HostChannel> channel_;
   std::unique_ptr<comm::Liveness> liveness_;
-  std::unique_ptr<device::Backend> backend_;
+  RankDevice device_;
   std::unique_ptr<checkpoint::Checkpoint> checkpoint_;
   std::unique_ptr<engine::RankEngine> engine_;
   engine::EngineHooks hooks_;

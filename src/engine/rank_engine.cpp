@@ -156,7 +156,9 @@ Status RankEngine::agree_on_blocks() {
 }
 
 Result<comm::Communicator*> RankEngine::connect(const std::string& name, const std::vector<int>& ranks) {
-  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made, parts_.world->make_communicator(ranks, name));
+  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made,
+                   parts_.make_communicator ? parts_.make_communicator(ranks, name)
+                                            : parts_.world->make_communicator(ranks, name));
   communicators_.push_back(std::move(made));
   return communicators_.back().get();
 }
