@@ -101,7 +101,11 @@ TEST_F(CudaOps, Linear) {
                            {3, 24, 40},
                            {33, 1536, 576},
                            {300, 128, 1536},
-                           {5, 1000, 4096}}) {
+                           {5, 1000, 4096},
+                           {37, 960, 576},
+                           {37, 3072, 576},
+                           {37, 576, 1536},
+                           {1, 49152, 576}}) {
       for (bool wide : {false, true}) {
         Twin x = random_twin(dtype, {m, k});
         Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
