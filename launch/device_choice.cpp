@@ -83,6 +83,7 @@ Status add_device_resources(const RankDevice& device, RankResources& resources) 
   resources.memory_bytes = memory.free_bytes;
   resources.default_kv_bytes = 0;
   resources.bf16_arithmetic = true;
+  resources.prefers_graphs = device.backend->prefers_graphs();
   resources.quantized_activations = DType::kBF16;
   return ok_status();
 }

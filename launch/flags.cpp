@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "src/engine/graph_cache.h"
 #include "src/engine/memory_plan.h"
 #include "src/model/layout.h"
 
@@ -122,10 +123,31 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_option("--scheduling-policy", scheduler.policy, "fcfs or priority")
       ->check(CLI::IsMember({"fcfs", "priority"}))
       ->capture_default_str();
+  group->add_flag("--enforce-eager", scheduler.enforce_eager, "Issue every step anew: no graphs");
+  group
+      ->add_option("--cuda-graph-sizes",
+                   scheduler.cuda_graph_sizes,
+                   "Batch sizes whose decode steps are captured as graphs, for example 1,8,64")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")
       ->capture_default_str();
   app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
 }
+
+namespace {
+
+std::vector<int64_t> graph_sizes(const SchedulerFlags& flags, const RankResources& resources) {
+  if (flags.enforce_eager) return {};
+  std::vector<int64_t> sizes = flags.cuda_graph_sizes;
+  if (sizes.empty() && resources.prefers_graphs) sizes = engine::default_graph_sizes(flags.max_num_seqs);
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  std::erase_if(sizes, [&](int64_t size) { return size > flags.max_num_seqs; });
+  return sizes;
+}
+
+}  // namespace
 
 Result<ResolvedOptions> resolve(const EngineFlags& flags,
                                 const checkpoint::Checkpoint& checkpoint,
@@ -175,6 +197,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
   options.priority_scheduling = flags.scheduler.policy == "priority";
+  options.graph_sizes = graph_sizes(flags.scheduler, resources);
   options.threads = flags.parallel.threads > 0 ? flags.parallel.threads : resources.threads;
   options.load_threads = std::max(2, options.threads);
   options.step_deadline_seconds = flags.parallel.distributed_timeout_seconds;

@@ -1,4 +1,5 @@
-// Causal paged attention, prompts and decodes alike. A block works on one token, one kv head (its whole group
+// Causal paged attention where tensor cores do not serve (attention_mma.cu): float, unusual head sizes and
+// blocks. Prompts and decodes alike, a block works on one token, one kv head (its whole group
 // of query heads, so that K and V are read once for them) and one share of the context. Groups of lanes of a
 // warp each take a key at a time with 16-byte loads and keep an online softmax of their own (Dao et al.
 // 2022); they are merged at the end, and shares of the context by a second, small kernel (Dao et al. 2023,
@@ -363,8 +364,14 @@ void launch_attend(AttentionArgs args, const AttentionParams& params, device::Cu
 
 }  // namespace
 
-void attention_plan_cuda(OpState&, device::Stream&, const AttentionPlanParams& params) {
-  CHECK_LE(params.head_dim, kMaxHeadDim);  // nothing to prepare: blocks find their work on the device
+void attention_plan_cuda(OpState& state, device::Stream& stream, const AttentionPlanParams& params) {
+  CHECK_LE(params.head_dim, kMaxHeadDim);
+  CudaOpState& cuda_state = as_cuda_state(state);
+  const AttentionPlan plan = lay_out_plan(params, cuda_state.plan_memory(), cuda_state.options());
+  cuda_state.set_attention_plan(plan);
+  device::CudaStream& cuda = device::as_cuda(stream);
+  if (!plan.tensor_cores || !cuda.enter()) return;
+  cuda.check(launch_attention_plan(plan, params, cuda.handle()), "attention_plan");
 }
 
 void attention_cuda(OpState& state, device::Stream& stream, const AttentionParams& params) {
@@ -373,6 +380,12 @@ void attention_cuda(OpState& state, device::Stream& stream, const AttentionParam
   const int64_t num_sequences = params.context_lens.dim(0);
   if (params.q.numel() == 0 || !cuda.enter()) return;
   if (num_sequences == 0) return cuda.fill_zero(params.out);
+  const AttentionPlan& plan = as_cuda_state(state).attention_plan();
+  if (plan.tensor_cores) {
+    CHECK(is_vectorizable(params.q, params.out), "rows of {} are not aligned", params.q.to_string());
+    attention_tensor_cores(plan, params, cuda.handle());
+    return cuda.check(cudaGetLastError(), "attention");
+  }
   constexpr float kLog2E = 1.44269504088896340736f;
   const AttentionArgs args{.query_starts = i32_vector(params.query_starts, num_sequences + 1),
                            .context_lens = i32_vector(params.context_lens, num_sequences),

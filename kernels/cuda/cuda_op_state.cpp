@@ -3,7 +3,7 @@
 namespace llm_dist::kernels {
 
 int64_t CudaOpState::workspace_bytes(const OpStateOptions& options) {
-  return kMatmulBytes + kAttentionBytes +
+  return kMatmulBytes + kAttentionBytes + attention_plan_bytes(options) +
          2 * options.max_sequences * options.vocab_size * int64_t{sizeof(float)};
 }
 

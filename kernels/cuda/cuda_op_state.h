@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/op_state.h"
 
@@ -21,10 +22,14 @@ class CudaOpState : public OpState {
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
+  std::byte* plan_memory() const { return buffer_.data() + kMatmulBytes + kAttentionBytes; }
   // f32 [2, max_sequences, vocab_size]
   float* sample_scratch() const {
-    return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes + kAttentionBytes);
+    return reinterpret_cast<float*>(plan_memory() + attention_plan_bytes(options_));
   }
+  // Of the step being issued.
+  const AttentionPlan& attention_plan() const { return attention_plan_; }
+  void set_attention_plan(const AttentionPlan& plan) { attention_plan_ = plan; }
 
  private:
   CudaOpState(const OpStateOptions& options, device::Buffer buffer, std::unique_ptr<Matmul> matmul)
@@ -33,6 +38,7 @@ class CudaOpState : public OpState {
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
+  AttentionPlan attention_plan_;
 };
 
 inline CudaOpState& as_cuda_state(OpState& state) { return static_cast<CudaOpState&>(state); }

@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/skinny_linear.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -55,6 +56,9 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
                           .out = params.out.dtype,
                           .has_bias = static_cast<bool>(params.bias),
                           .alignment = common_alignment(operands)};
+  if (takes_skinny_linear(shape)) {
+    return cuda.check(launch_skinny_linear(shape, operands, cuda.handle()), "linear");
+  }
   as_cuda_state(state).matmul().run(shape, operands, cuda);
 }
 

@@ -1,5 +1,6 @@
-// RMSNorm, alone and behind the residual addition, and the addition alone. A block a row; a row is read
-// twice, the second time from cache, by the thread that touched the same elements before.
+// RMSNorm, alone and behind the residual addition, and the addition alone. A block a row; a row stays in
+// registers as far as it fits, the rest is read twice, the second time from cache, by the thread that touched the
+// same elements before.
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
@@ -21,8 +22,14 @@ __global__ void norm_rows(RowView<const T> x,
   const int64_t row = blockIdx.x;
   const T* x_row = x.row(row);
   T* residual_row = kAdd ? residual.row(row) : nullptr;
+  const int first = static_cast<int>(threadIdx.x) * kVec;
+  const int step = static_cast<int>(blockDim.x) * kVec;
+  // The weights do not wait for the sum.
+  float weights[kVec] = {};
+  if (first < width) load_vec<kVec>(weight + first, weights);
+  float kept[kVec] = {};
   float squares = 0;
-  for (int i = static_cast<int>(threadIdx.x) * kVec; i < width; i += static_cast<int>(blockDim.x) * kVec) {
+  for (int i = first; i < width; i += step) {
     float values[kVec];
     load_vec<kVec>(x_row + i, values);
     if constexpr (kAdd) {
@@ -33,19 +40,23 @@ __global__ void norm_rows(RowView<const T> x,
       store_vec<kVec>(values, residual_row + i);
     }
 #pragma unroll
-    for (int v = 0; v < kVec; ++v) squares += values[v] * values[v];
+    for (int v = 0; v < kVec; ++v) {
+      squares += values[v] * values[v];
+      if (i == first) kept[v] = values[v];
+    }
   }
   const float mean = block_reduce(squares, AddOp()) / static_cast<float>(width);
   const float scale = rsqrtf(mean + epsilon);
   const T* from = kAdd ? residual_row : x_row;
   T* out_row = out.row(row);
-  for (int i = static_cast<int>(threadIdx.x) * kVec; i < width; i += static_cast<int>(blockDim.x) * kVec) {
+  for (int i = first; i < width; i += step) {
+    if (i != first) {
+      load_vec<kVec>(from + i, kept);
+      load_vec<kVec>(weight + i, weights);
+    }
     float values[kVec];
-    float weights[kVec];
-    load_vec<kVec>(from + i, values);
-    load_vec<kVec>(weight + i, weights);
 #pragma unroll
-    for (int v = 0; v < kVec; ++v) values[v] = values[v] * scale * weights[v];
+    for (int v = 0; v < kVec; ++v) values[v] = kept[v] * scale * weights[v];
     store_vec<kVec>(values, out_row + i);
   }
 }

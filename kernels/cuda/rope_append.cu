@@ -1,5 +1,6 @@
-// Rotary embedding of Q and K in place, and K and V to the paged cache: a block a token walks the pairs of
-// all its heads. The cached K is rounded once, from the rotated float.
+// Rotary embedding of Q and K in place, and K and V to the paged cache. A thread has eight pairs of a head, or
+// sixteen elements of V, in 16-byte accesses; where heads are too small for that, a block a token walks single
+// pairs. The cached K is rounded once, from the rotated float.
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
@@ -61,6 +62,61 @@ __global__ void rope_append(RowView<T> qkv, RopeTokens tokens, CacheShape shape,
   }
 }
 
+constexpr int kVectorThreads = 128;
+
+// Grid: tokens × blocks of threads over (head, piece).
+template <typename T>
+__global__ void __launch_bounds__(kVectorThreads) rope_append_vectors(
+    RowView<T> qkv, RopeTokens tokens, CacheShape shape, T* k_cache, T* v_cache) {
+  const int64_t token = blockIdx.x;
+  const int32_t slot = tokens.slots[token];
+  const int half = shape.head_dim / 2;
+  const int pieces = half / kVecWidth;
+  const int index = static_cast<int>(blockIdx.y) * kVectorThreads + static_cast<int>(threadIdx.x);
+  const int head = index / pieces;
+  const int i = index % pieces * kVecWidth;
+  const int kv_head = head - tokens.num_heads;
+  if (slot < 0 || kv_head >= 2 * tokens.num_kv_heads) return;
+  T* x = qkv.row(token) + head * shape.head_dim + i;
+  float a[kVecWidth];
+  float b[kVecWidth];
+  load_vec<kVecWidth>(x, a);
+  load_vec<kVecWidth>(x + half, b);
+  const int64_t cache_at = slot / shape.block_size * shape.block_stride +
+                           static_cast<int64_t>(slot % shape.block_size) * shape.head_dim + i;
+  if (kv_head >= tokens.num_kv_heads) {
+    T* to = v_cache + cache_at + (kv_head - tokens.num_kv_heads) * shape.head_stride;
+    store_vec<kVecWidth>(a, to);
+    store_vec<kVecWidth>(b, to + half);
+    return;
+  }
+  const float* cos_sin = tokens.cos_sin + tokens.positions[token] * tokens.cos_sin_stride + i;
+  float cosine[kVecWidth];
+  float sine[kVecWidth];
+  load_vec<kVecWidth>(cos_sin, cosine);
+  load_vec<kVecWidth>(cos_sin + half, sine);
+#pragma unroll
+  for (int v = 0; v < kVecWidth; ++v) {
+    const float first = a[v] * cosine[v] - b[v] * sine[v];
+    b[v] = b[v] * cosine[v] + a[v] * sine[v];
+    a[v] = first;
+  }
+  store_vec<kVecWidth>(a, x);
+  store_vec<kVecWidth>(b, x + half);
+  if (kv_head < 0) return;
+  T* to = k_cache + cache_at + kv_head * shape.head_stride;
+  store_vec<kVecWidth>(a, to);
+  store_vec<kVecWidth>(b, to + half);
+}
+
+bool takes_vectors(const RopeAppendParams& params) {
+  const Tensor& k = params.k_cache;
+  auto is_aligned = [](const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0; };
+  return params.qkv.dtype == k.dtype && k.dim(3) % (2 * kVecWidth) == 0 && is_vectorizable(params.qkv) &&
+         is_aligned(k) && is_aligned(params.v_cache) && is_aligned(params.cos_sin) &&
+         k.stride(0) % kVecWidth == 0 && k.stride(1) % kVecWidth == 0 && params.cos_sin.stride(0) % 4 == 0;
+}
+
 CacheShape cache_shape(const Tensor& cache) {
   CHECK(cache.rank == 4 && cache.stride(3) == 1 && (cache.dim(2) == 1 || cache.stride(2) == cache.dim(3)),
         "KV cache {}",
@@ -95,6 +151,21 @@ void rope_append_cuda(OpState&, device::Stream& stream, const RopeAppendParams& 
   device::CudaStream& cuda = device::as_cuda(stream);
   if (n == 0 || !cuda.enter()) return;
   const CacheShape shape = cache_shape(params.k_cache);
+  if (takes_vectors(params)) {
+    const int64_t pieces =
+        (params.num_heads + 2 * params.num_kv_heads) * shape.head_dim / (2 * kVecWidth);
+    const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(ceil_div(pieces, kVectorThreads)));
+    with_activation_type(params.qkv.dtype, [&](auto type) {
+      using T = decltype(type);
+      rope_append_vectors<T><<<grid, kVectorThreads, 0, cuda.handle()>>>(
+          rows_as<T>(params.qkv),
+          tokens,
+          shape,
+          static_cast<T*>(params.k_cache.data),
+          static_cast<T*>(params.v_cache.data));
+    });
+    return cuda.check(cudaGetLastError(), "rope_append");
+  }
   const int threads = threads_for((params.num_heads + params.num_kv_heads) * shape.head_dim / 2, 256);
   with_activation_type(params.qkv.dtype, [&](auto type) {
     using T = decltype(type);

@@ -73,6 +73,7 @@ class RankEngine {
   Status make_lanes();
   Status load();
   Status agree_on_blocks();
+  Status capture_graphs();
 
   RankEngineParts parts_;
   EngineOptions options_;

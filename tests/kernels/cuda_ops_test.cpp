@@ -105,7 +105,10 @@ TEST_F(CudaOps, Linear) {
                            {37, 960, 576},
                            {37, 3072, 576},
                            {37, 576, 1536},
-                           {1, 49152, 576}}) {
+                           {1, 49152, 576},
+                           {2, 641, 1000},
+                           {3, 130, 8},
+                           {4, 4096, 4096}}) {
       for (bool wide : {false, true}) {
         Twin x = random_twin(dtype, {m, k});
         Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
@@ -182,6 +185,21 @@ class CudaAttention : public CudaOpTest {
     Twin context_lens = ints(batch.contexts);
     Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, blocks);
     Twin out = output_twin(dtype, {starts.back(), width});
+    module_->ops->attention_plan(*gpu_state_,
+                                 *gpu_stream_,
+                                 {.num_sequences = sequences,
+                                  .num_tokens = starts.back(),
+                                  .max_query_len = *std::max_element(batch.queries.begin(), batch.queries.end()),
+                                  .max_context_len = most_blocks * block_size,
+                                  .query_starts_host = starts.data(),
+                                  .context_lens_host = batch.contexts.data(),
+                                  .query_starts = query_starts.gpu,
+                                  .context_lens = context_lens.gpu,
+                                  .num_heads = heads.q,
+                                  .num_kv_heads = heads.kv,
+                                  .head_dim = static_cast<int32_t>(heads.dim),
+                                  .block_size = static_cast<int32_t>(block_size),
+                                  .dtype = dtype});
     run_both(&OpTable::attention, [&](auto pick) {
       return AttentionParams{.q = pick(q),
                              .k_cache = pick(k),
@@ -206,6 +224,7 @@ TEST_F(CudaAttention, MatchesTheCpu) {
                            {{1, 1, 0, 1}, {5, 700, 9, 33}},
                            {{40}, {40}},
                            {{7, 1, 65, 0}, {300, 129, 65, 0}},
+                           {{2, 1, 129, 3, 1}, {2, 1000, 1129, 67, 16}},
                            {std::vector<int32_t>(64, 1), std::vector<int32_t>(64, 100)}};
   for (DType dtype : kActivationTypes) {
     for (Heads heads : {Heads{9, 3, 64}, {8, 2, 128}, {8, 1, 128}, {4, 4, 80}, {12, 1, 64}, {2, 1, 256}}) {

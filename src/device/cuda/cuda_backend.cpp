@@ -47,6 +47,7 @@ class CudaBackend : public Backend {
   Device device() const override { return {DeviceType::kCuda, static_cast<int16_t>(index_)}; }
   std::string description() const override { return description_; }
   bool host_addressable() const override { return false; }
+  bool prefers_graphs() const override { return true; }
 
   Result<Buffer> allocate(int64_t bytes, MemoryKind kind) override {
     if (bytes == 0) return Buffer(this, nullptr, 0, kind);
