@@ -3,6 +3,7 @@
 #include "comm/nccl_groups.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/cuda_module.h"
+#include "launch/memory_ceiling.h"
 #include "src/base/log.h"
 #include "src/base/run_time_module.h"
 #include "src/device/cpu/cpu_backend.h"
@@ -41,6 +42,7 @@ Result<RankDevice> choose_gpu(const comm::World& world) {
   ASSIGN_OR_RETURN(device.backend, module->make_backend(index));
   device.device = device.backend->device();
   device.ops = module->ops;
+  device.read_bandwidth = [module](device::Backend& backend, int) { return module->read_bandwidth(backend); };
   return device;
 }
 
@@ -54,6 +56,9 @@ Result<RankDevice> choose_device(const std::string& wanted, const comm::World& w
   }
   RankDevice cpu;
   cpu.ops = &kernels::cpu_ops();
+  cpu.read_bandwidth = [](device::Backend&, int threads) -> Result<double> {
+    return measured_read_bandwidth(threads);
+  };
   cpu.backend = device::make_cpu_backend({.threads = cpu_threads});
   return cpu;
 }

@@ -1,6 +1,7 @@
 // Which device a rank runs on: its backend and the ops for it.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "comm/world.h"
@@ -14,6 +15,8 @@ struct RankDevice {
   Device device;
   const kernels::OpTable* ops = nullptr;
   std::unique_ptr<device::Backend> backend;
+  // Bytes a second of device memory, measured; `threads`: of a CPU.
+  std::function<Result<double>(device::Backend& backend, int threads)> read_bandwidth;
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the

@@ -39,6 +39,8 @@ class RankProcess {
   // every rank.
   Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
   engine::RankEngine& engine() { return *engine_; }
+  const RankDevice& device() const { return device_; }
+  comm::World& world() { return *world_; }
   const checkpoint::Checkpoint& checkpoint() const { return *checkpoint_; }
   comm::HostChannel* channel() { return channel_.get(); }  // null in a world of one
   const engine::EngineHooks& hooks() const { return hooks_; }

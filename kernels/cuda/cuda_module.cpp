@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/read_bandwidth.h"
 #include "src/device/cuda/cuda_backend.h"
 
 namespace llm_dist::kernels {
@@ -43,7 +44,8 @@ constexpr OpTable kOps{
 constexpr CudaModule kModule{.version = kCudaModuleVersion,
                              .visible_devices = device::visible_cuda_devices,
                              .make_backend = device::make_cuda_backend,
-                             .ops = &kOps};
+                             .ops = &kOps,
+                             .read_bandwidth = read_bandwidth_cuda};
 
 }  // namespace
 }  // namespace llm_dist::kernels

@@ -9,7 +9,7 @@
 
 namespace llm_dist::kernels {
 
-inline constexpr int kCudaModuleVersion = 1;
+inline constexpr int kCudaModuleVersion = 2;
 inline constexpr const char* kCudaModuleFile = "libllm_dist_cuda.so";
 inline constexpr const char* kCudaModuleEntry = "llm_dist_cuda_module";
 
@@ -18,6 +18,8 @@ struct CudaModule {
   int (*visible_devices)() = nullptr;  // 0 where there is no driver
   Result<std::unique_ptr<device::Backend>> (*make_backend)(int index) = nullptr;
   const OpTable* ops = nullptr;
+  // Bytes a second at which kernels read the device's memory, measured.
+  Result<double> (*read_bandwidth)(device::Backend& backend) = nullptr;
 };
 
 using CudaModuleEntry = const CudaModule* (*)();
