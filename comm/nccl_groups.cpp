@@ -15,6 +15,8 @@ Result<const NcclModule*> open_nccl_module() {
   // Multicast over NVLink needs a healthy fabric manager on every host, and where that is missing it can take
   // GPUs out of service: whoever wants it says so.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
+  // Every algorithm connects when a group is made, not when it is first used: no call waits for a peer then.
+  setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   ASSIGN_OR_RETURN(void* entry,
                    open_module({.file = kNcclModuleFile,
                                 .entry = kNcclModuleEntry,
@@ -52,10 +54,7 @@ Result<std::unique_ptr<Communicator>> make_nccl_communicator(World& world,
   Deadline deadline = Deadline::after(world.options().setup_timeout);
   ASSIGN_OR_RETURN(const NcclModule* module, open_nccl_module());
   ASSIGN_OR_RETURN(std::string id, share_id(*hosts, *module, deadline));
-  NcclGroup group{.info = hosts->info(),
-                  .device_index = device_index,
-                  .id = std::move(id),
-                  .timeout = world.options().collective_timeout};
+  NcclGroup group{.info = hosts->info(), .device_index = device_index, .id = std::move(id)};
   group.info.backend = "nccl";
   return module->connect(group, deadline);
 }

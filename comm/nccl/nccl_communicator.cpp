@@ -2,11 +2,16 @@
 
 #include <cuda_runtime.h>
 
+#include <condition_variable>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <thread>
 
 namespace llm_dist::comm {
 namespace {
+
+constexpr int kPartBytes = 1024;
 
 Status nccl_status(ncclResult_t result, ncclComm_t comm, std::string_view what) {
   if (result == ncclSuccess || result == ncclInProgress) return ok_status();
@@ -41,20 +46,85 @@ size_t count_of(const Tensor& tensor) {
   return static_cast<size_t>(tensor.numel());
 }
 
+// Runs every kind of collective once, so that no later call has a peer to wait for: it only issues.
+ncclResult_t connect_peers(ncclComm_t comm, int size, std::byte* memory, cudaStream_t stream) {
+  auto at = [memory](int part) { return memory + part * kPartBytes; };
+  ncclResult_t result = ncclAllReduce(memory, memory, kPartBytes / 4, ncclFloat32, ncclSum, comm, stream);
+  if (result == ncclSuccess)
+    result = ncclAllGather(at(size), memory, kPartBytes / 4, ncclFloat32, comm, stream);
+  if (result == ncclSuccess)
+    result = ncclReduceScatter(memory, at(size), kPartBytes / 4, ncclFloat32, ncclSum, comm, stream);
+  if (result == ncclSuccess)
+    result = ncclBroadcast(memory, memory, kPartBytes / 4, ncclFloat32, 0, comm, stream);
+  if (result != ncclSuccess) return result;
+  (void)ncclGroupStart();
+  for (int peer = 0; peer < size; ++peer) {
+    (void)ncclSend(at(peer), kPartBytes / 4, ncclFloat32, peer, comm, stream);
+    (void)ncclRecv(at(size + peer), kPartBytes / 4, ncclFloat32, peer, comm, stream);
+  }
+  return ncclGroupEnd();
+}
+
+// What the connecting thread and whoever waits for it share: the thread may outlive the wait.
+struct Connecting {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  Status status;
+  ncclComm_t comm = nullptr;
+
+  void finish(Status result) {
+    std::lock_guard lock(mutex);
+    status = std::move(result);
+    done = true;
+    changed.notify_all();
+  }
+};
+
+Status cuda_status(cudaError_t error, std::string_view what) {
+  return error == cudaSuccess ? ok_status() : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
+}
+
+Status connect_all(const NcclGroup& group, const ncclUniqueId& id, ncclComm_t& comm) {
+  RETURN_IF_ERROR(cuda_status(cudaSetDevice(group.device_index), "cudaSetDevice"));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  RETURN_IF_ERROR(nccl_status(
+      ncclCommInitRankConfig(&comm, group.info.size, id, group.info.rank, &config), comm, "NCCL"));
+  void* memory = nullptr;
+  cudaStream_t stream = nullptr;
+  RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"));
+  Status status =
+      cuda_status(cudaMalloc(&memory, static_cast<size_t>(2 * group.info.size) * kPartBytes), "cudaMalloc");
+  if (status.ok()) {
+    status = nccl_status(
+        connect_peers(comm, group.info.size, static_cast<std::byte*>(memory), stream), comm, "NCCL");
+  }
+  if (status.ok()) status = cuda_status(cudaStreamSynchronize(stream), "the first collectives");
+  (void)cudaFree(memory);
+  (void)cudaStreamDestroy(stream);
+  return status;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> NcclCommunicator::connect(const NcclGroup& group, Deadline deadline) {
-  std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(group));
-  cudaError_t error = cudaSetDevice(group.device_index);
-  if (error != cudaSuccess) return internal_error(format("cudaSetDevice: {}", cudaGetErrorString(error)));
   ncclUniqueId id;
   if (group.id.size() != sizeof id) return data_loss("the id of an NCCL group");
   std::memcpy(&id, group.id.data(), sizeof id);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclResult_t result = ncclCommInitRankConfig(&made->comm_, group.info.size, id, group.info.rank, &config);
-  Status status = made->settle(result, deadline);
-  if (!status.ok()) return status.with_context(format("connecting the GPUs of group {}", group.info.name));
+  auto connecting = std::make_shared<Connecting>();
+  std::thread([connecting, group, id] {
+    connecting->finish(connect_all(group, id, connecting->comm));
+  }).detach();
+  std::unique_lock lock(connecting->mutex);
+  if (!connecting->changed.wait_until(lock, deadline.when(), [&] { return connecting->done; })) {
+    return deadline_exceeded(
+        format("the GPUs of group {} did not get in touch with each other in time", group.info.name));
+  }
+  if (!connecting->status.ok())
+    return connecting->status.with_context(format("connecting the GPUs of group {}", group.info.name));
+  std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(group));
+  made->comm_ = connecting->comm;
   return std::unique_ptr<Communicator>(std::move(made));
 }
 
@@ -64,18 +134,6 @@ NcclCommunicator::~NcclCommunicator() {
   (void)ncclCommAbort(comm_);
 }
 
-Status NcclCommunicator::settle(ncclResult_t result, Deadline deadline) {
-  constexpr int kEagerPolls = 1000;
-  for (int polls = 0; result == ncclInProgress; ++polls) {
-    RETURN_IF_ERROR(error_.get());
-    if (deadline.expired()) return deadline_exceeded("NCCL did not get in touch with every rank in time");
-    if (polls > kEagerPolls) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
-    if (asked != ncclSuccess) return nccl_status(asked, comm_, "ncclCommGetAsyncError");
-  }
-  return nccl_status(result, comm_, "NCCL");
-}
-
 template <typename Call>
 void NcclCommunicator::issue(device::Stream& stream, const char* what, Call&& call) {
   CHECK(stream.device().type == DeviceType::kCuda, "{} of NCCL on a stream of another device", what);
@@ -83,8 +141,7 @@ void NcclCommunicator::issue(device::Stream& stream, const char* what, Call&& ca
   if (status.ok()) status = stream.error();
   if (status.ok()) {
     cudaSetDevice(group_.device_index);
-    ncclResult_t result = call(static_cast<cudaStream_t>(stream.native()));
-    status = settle(result, Deadline::after(group_.timeout)).with_context(what);
+    status = nccl_status(call(static_cast<cudaStream_t>(stream.native())), comm_, what);
     if (!status.ok()) error_.set(status);
   }
   if (!status.ok()) stream.fail(std::move(status));
@@ -165,7 +222,8 @@ Status NcclCommunicator::poll() const {
 
 void NcclCommunicator::abort(Status cause) {
   error_.set(std::move(cause));
-  if (!aborted_.exchange(true)) (void)ncclCommAbort(comm_);
+  // Ending a communicator takes its time, and whoever aborts has none to lose.
+  if (!aborted_.exchange(true)) std::thread([comm = comm_] { (void)ncclCommAbort(comm); }).detach();
 }
 
 }  // namespace llm_dist::comm

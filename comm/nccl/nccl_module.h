@@ -10,15 +10,14 @@
 
 namespace llm_dist::comm {
 
-constexpr int kNcclModuleVersion = 1;
+constexpr int kNcclModuleVersion = 2;
 constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
 constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
 
 struct NcclGroup {
   CommInfo info;
   int device_index = 0;
-  std::string id;      // what make_id() gave the group's first rank
-  Duration timeout{};  // of one call
+  std::string id;  // what make_id() gave the group's first rank
 };
 
 struct NcclModule {
