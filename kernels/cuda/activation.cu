@@ -1,4 +1,5 @@
 // SiLU(gate) · up, elementwise over the merged projection's output.
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
@@ -8,6 +9,8 @@ namespace {
 
 template <typename T, int kVec>
 __global__ void silu_and_mul_rows(RowView<const T> gate_up, RowView<T> out, int width) {
+  wait_for_previous();
+  let_next_start();
   const int64_t row = blockIdx.x;
   const int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kVec;
   if (i >= width) return;
@@ -39,8 +42,13 @@ void silu_and_mul_cuda(OpState&, device::Stream& stream, const SiluAndMulParams&
     with_vec_width(is_vectorizable(params.gate_up, out), [&](auto vec) {
       constexpr int kVec = decltype(vec)::value;
       const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(width, kThreads * kVec)));
-      silu_and_mul_rows<T, kVec><<<grid, kThreads, 0, cuda.handle()>>>(
-          rows_as<const T>(params.gate_up), rows_as<T>(out), static_cast<int>(width));
+      launch_overlapped(silu_and_mul_rows<T, kVec>,
+                        grid,
+                        kThreads,
+                        cuda.handle(),
+                        rows_as<const T>(params.gate_up),
+                        rows_as<T>(out),
+                        static_cast<int>(width));
     });
   });
   cuda.check(cudaGetLastError(), "silu_and_mul");

@@ -6,6 +6,7 @@
 // stand side by side.
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -319,6 +320,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   constexpr int kPieces = kHeadDim / 8;
   __shared__ float merged[kWarps][kRows][kWidth];
   __shared__ int arrived;
+  wait_for_previous();
+  let_next_start();
   const DecodeItem item = args.plan.decode[blockIdx.x];
   if (item.sequence < 0) return;
   const int kv_head = static_cast<int>(blockIdx.y);
@@ -408,9 +411,9 @@ void launch(const Args& args, const AttentionParams& params, cudaStream_t stream
   const auto out = rows_as<T>(params.out);
   const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
   if (args.plan.decode_rows == 8) {
-    attend_decodes<T, kHeadDim, 1><<<decode_grid, kThreads, 0, stream>>>(args, q, k, v, out);
+    launch_overlapped(attend_decodes<T, kHeadDim, 1>, decode_grid, kThreads, stream, args, q, k, v, out);
   } else {
-    attend_decodes<T, kHeadDim, 2><<<decode_grid, kThreads, 0, stream>>>(args, q, k, v, out);
+    launch_overlapped(attend_decodes<T, kHeadDim, 2>, decode_grid, kThreads, stream, args, q, k, v, out);
   }
   if (args.plan.num_prompt == 0) return;
   const dim3 prompt_grid(static_cast<unsigned>(args.plan.num_prompt), kv_heads);

@@ -1,6 +1,7 @@
 // RMSNorm, alone and behind the residual addition, and the addition alone. A block a row; a row stays in
 // registers as far as it fits, the rest is read twice, the second time from cache, by the thread that touched the
 // same elements before.
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
@@ -27,6 +28,8 @@ __global__ void norm_rows(RowView<const T> x,
   // The weights do not wait for the sum.
   float weights[kVec] = {};
   if (first < width) load_vec<kVec>(weight + first, weights);
+  wait_for_previous();
+  let_next_start();
   float kept[kVec] = {};
   float squares = 0;
   for (int i = first; i < width; i += step) {
@@ -125,15 +128,16 @@ void add_rms_norm_cuda(OpState&, device::Stream& stream, const AddRmsNormParams&
     using T = decltype(type);
     with_vec_width(is_vectorizable(params.x, params.residual, params.weight, params.out), [&](auto vec) {
       constexpr int kVec = decltype(vec)::value;
-      norm_rows<T, kVec, true><<<static_cast<unsigned>(rows),
-                                 threads_for(ceil_div(width, kVec), kMaxThreads),
-                                 0,
-                                 cuda.handle()>>>(rows_as<const T>(params.x),
-                                                  rows_as<T>(params.residual),
-                                                  static_cast<const T*>(params.weight.data),
-                                                  params.epsilon,
-                                                  rows_as<T>(params.out),
-                                                  static_cast<int>(width));
+      launch_overlapped(norm_rows<T, kVec, true>,
+                        dim3(static_cast<unsigned>(rows)),
+                        threads_for(ceil_div(width, kVec), kMaxThreads),
+                        cuda.handle(),
+                        rows_as<const T>(params.x),
+                        rows_as<T>(params.residual),
+                        static_cast<const T*>(params.weight.data),
+                        params.epsilon,
+                        rows_as<T>(params.out),
+                        static_cast<int>(width));
     });
   });
   cuda.check(cudaGetLastError(), "add_rms_norm");

@@ -1,6 +1,7 @@
 // Rotary embedding of Q and K in place, and K and V to the paged cache. A thread has eight pairs of a head, or
 // sixteen elements of V, in 16-byte accesses; where heads are too small for that, a block a token walks single
 // pairs. The cached K is rounded once, from the rotated float.
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
@@ -68,6 +69,8 @@ constexpr int kVectorThreads = 128;
 template <typename T>
 __global__ void __launch_bounds__(kVectorThreads) rope_append_vectors(
     RowView<T> qkv, RopeTokens tokens, CacheShape shape, T* k_cache, T* v_cache) {
+  wait_for_previous();
+  let_next_start();
   const int64_t token = blockIdx.x;
   const int32_t slot = tokens.slots[token];
   const int half = shape.head_dim / 2;
@@ -157,12 +160,15 @@ void rope_append_cuda(OpState&, device::Stream& stream, const RopeAppendParams& 
     const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(ceil_div(pieces, kVectorThreads)));
     with_activation_type(params.qkv.dtype, [&](auto type) {
       using T = decltype(type);
-      rope_append_vectors<T><<<grid, kVectorThreads, 0, cuda.handle()>>>(
-          rows_as<T>(params.qkv),
-          tokens,
-          shape,
-          static_cast<T*>(params.k_cache.data),
-          static_cast<T*>(params.v_cache.data));
+      launch_overlapped(rope_append_vectors<T>,
+                        grid,
+                        kVectorThreads,
+                        cuda.handle(),
+                        rows_as<T>(params.qkv),
+                        tokens,
+                        shape,
+                        static_cast<T*>(params.k_cache.data),
+                        static_cast<T*>(params.v_cache.data));
     });
     return cuda.check(cudaGetLastError(), "rope_append");
   }

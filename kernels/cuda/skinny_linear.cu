@@ -1,7 +1,9 @@
-// A warp has a few rows of W and walks along k with several 16-byte loads of them in flight; x comes from
-// cache. Sums are taken in float, in an order that depends on k alone.
+// A warp has a few rows of W and walks along k, with several 16-byte loads of them in flight while it multiplies
+// those that have come; x comes from cache. The first loads of W do not wait for x, whose kernel may still run.
+// Sums are taken in float, in an order that depends on k alone.
 #include "kernels/cuda/skinny_linear.h"
 
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
@@ -66,39 +68,59 @@ __device__ inline void add_products(float (&sums)[kRowsW][kRowsX],
   }
 }
 
+template <typename T, int kRowsW>
+__device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW], const T* const (&rows)[kRowsW], int64_t at) {
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+    for (int r = 0; r < kRowsW; ++r) loaded[a][r] = load_streaming(rows[r] + at + a * kStep);
+  }
+}
+
+// x is not __restrict__: its loads must stay behind the wait.
 template <typename T, typename Out, int kRowsX, int kRowsW>
-__global__ void __launch_bounds__(kThreads) skinny_linear(
-    SkinnyArgs args, const T* __restrict__ x, const T* __restrict__ w, const T* bias, Out* y) {
+__global__ void __launch_bounds__(kThreads, kRowsX <= 2 ? 5 : 3) skinny_linear(
+    SkinnyArgs args, const T* x, const T* w, const T* bias, Out* y) {
+  constexpr int64_t kRound = kAhead * kStep;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   const int64_t first = warp * kRowsW;
-  if (first >= args.n) return;
   const T* rows[kRowsW];
 #pragma unroll
   for (int r = 0; r < kRowsW; ++r) {
     const int64_t row = first + r < args.n ? first + r : args.n - 1;
     rows[r] = w + row * args.k + lane * kVecWidth;
   }
+  uint4 loaded[kAhead][kRowsW];
+  if (kRound <= args.k) load_ahead<T, kRowsW>(loaded, rows, 0);
+  let_next_start();
+  wait_for_previous();
+  if (first >= args.n) return;
+
   const T* x_at = x + lane * kVecWidth;
   float sums[kRowsW][kRowsX] = {};
   int64_t at = 0;
-  for (; at + kAhead * kStep <= args.k; at += kAhead * kStep) {
-    uint4 loaded[kAhead][kRowsW];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-#pragma unroll
-      for (int r = 0; r < kRowsW; ++r) loaded[a][r] = load_streaming(rows[r] + at + a * kStep);
-    }
+#pragma unroll 2
+  for (; at + kRound <= args.k; at += kRound) {
+    uint4 next[kAhead][kRowsW];
+    const bool more = at + 2 * kRound <= args.k;
+    if (more) load_ahead<T, kRowsW>(next, rows, at + kRound);
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       add_products<T, kRowsX, kRowsW>(sums, loaded[a], x_at + at + a * kStep, args.x_stride);
     }
+    if (!more) continue;
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+      for (int r = 0; r < kRowsW; ++r) loaded[a][r] = next[a][r];
+    }
   }
   for (; at + lane * kVecWidth < args.k; at += kStep) {
-    uint4 loaded[kRowsW];
+    uint4 last[kRowsW];
 #pragma unroll
-    for (int r = 0; r < kRowsW; ++r) loaded[r] = load_streaming(rows[r] + at);
-    add_products<T, kRowsX, kRowsW>(sums, loaded, x_at + at, args.x_stride);
+    for (int r = 0; r < kRowsW; ++r) last[r] = load_streaming(rows[r] + at);
+    add_products<T, kRowsX, kRowsW>(sums, last, x_at + at, args.x_stride);
   }
 #pragma unroll
   for (int r = 0; r < kRowsW; ++r) {
@@ -119,11 +141,15 @@ void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream
   constexpr int kRowsW = 2;
   const SkinnyArgs args{.n = shape.n, .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
   const auto blocks = static_cast<unsigned>(ceil_div(shape.n, int64_t{kWarps} * kRowsW));
-  skinny_linear<T, Out, kRowsX, kRowsW><<<blocks, kThreads, 0, stream>>>(args,
-                                                                        static_cast<const T*>(operands.x),
-                                                                        static_cast<const T*>(operands.w),
-                                                                        static_cast<const T*>(operands.bias),
-                                                                        static_cast<Out*>(operands.y));
+  launch_overlapped(skinny_linear<T, Out, kRowsX, kRowsW>,
+                    dim3(blocks),
+                    kThreads,
+                    stream,
+                    args,
+                    static_cast<const T*>(operands.x),
+                    static_cast<const T*>(operands.w),
+                    static_cast<const T*>(operands.bias),
+                    static_cast<Out*>(operands.y));
 }
 
 template <typename T, typename Out>
