@@ -71,6 +71,9 @@ struct Softmax {
   static constexpr int kHalves = kHeadDim / 64;  // of V, four products each
 
   uint4 q[kTiles][kChunks];
+  uint4 k_low[kChunks];  // of key g of a round
+  uint4 k_high[kChunks];  // of key g + 8
+  uint4 v_rows[kHalves][4];  // of keys 2q, 2q + 1, 2q + 8, 2q + 9
   float out[kTiles][kHalves * 4][4];
   float max[kTiles][2];
   float sum[kTiles][2];      // of this thread's keys only, until finish()
@@ -107,38 +110,38 @@ struct Softmax {
     }
   }
 
-  // Keys [key, key + 16). Those from `context` on were left by others and may hold anything: a weight of zero
-  // does not silence a NaN.
-  __device__ void take(const T* k_at, const T* v_at, int key, int context, float scale) {
+  __device__ void load_k(const T* at) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int g = lane / 4;
-    const int q4 = lane % 4;
-    uint4 k_low[kChunks];
-    uint4 k_high[kChunks];
+    const T* from = at + lane / 4 * kHeadDim + lane % 4 * 8;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      k_low[c] = *reinterpret_cast<const uint4*>(k_at + g * kHeadDim + c * 32 + q4 * 8);
-      k_high[c] = *reinterpret_cast<const uint4*>(k_at + (g + 8) * kHeadDim + c * 32 + q4 * 8);
+      k_low[c] = *reinterpret_cast<const uint4*>(from + c * 32);
+      k_high[c] = *reinterpret_cast<const uint4*>(from + 8 * kHeadDim + c * 32);
     }
-    uint4 v_rows[kHalves][4];
+  }
+  __device__ void load_v(const T* at) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const T* from = at + 2 * (lane % 4) * kHeadDim + lane / 4 * 8;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const T* at = v_at + 2 * q4 * kHeadDim + h * 64 + g * 8;
-      v_rows[h][0] = *reinterpret_cast<const uint4*>(at);
-      v_rows[h][1] = *reinterpret_cast<const uint4*>(at + kHeadDim);
-      v_rows[h][2] = *reinterpret_cast<const uint4*>(at + 8 * kHeadDim);
-      v_rows[h][3] = *reinterpret_cast<const uint4*>(at + 9 * kHeadDim);
+      v_rows[h][0] = *reinterpret_cast<const uint4*>(from + h * 64);
+      v_rows[h][1] = *reinterpret_cast<const uint4*>(from + h * 64 + kHeadDim);
+      v_rows[h][2] = *reinterpret_cast<const uint4*>(from + h * 64 + 8 * kHeadDim);
+      v_rows[h][3] = *reinterpret_cast<const uint4*>(from + h * 64 + 9 * kHeadDim);
     }
-    if (key + kKeys > context) {
-      const int offsets[4] = {0, 1, 8, 9};
+  }
+  // Keys from `context` on were left by others and may hold anything: a weight of zero does not silence a NaN.
+  __device__ void clear_v(int key, int context) {
+    const int first = key + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        if (key + 2 * q4 + offsets[r] < context) continue;
+    for (int r = 0; r < 4; ++r) {
+      if (first + r % 2 + r / 2 * 8 < context) continue;
 #pragma unroll
-        for (int h = 0; h < kHalves; ++h) v_rows[h][r] = {};
-      }
+      for (int h = 0; h < kHalves; ++h) v_rows[h][r] = {};
     }
-    float scores[kTiles][4];
+  }
+
+  __device__ void score_keys(float (&scores)[kTiles][4]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       scores[t][0] = scores[t][1] = scores[t][2] = scores[t][3] = 0;
@@ -150,9 +153,9 @@ struct Softmax {
         mma_16x8x16(T(), scores[t], a.z, b.z, a.w, b.w, q[t][c].z, q[t][c].w);
       }
     }
-    uint32_t weights[kTiles][2];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) weigh(t, scores[t], key + g, scale, weights[t]);
+  }
+
+  __device__ void add_values(const uint32_t (&weights)[kTiles][2]) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       const uint32_t* r0 = reinterpret_cast<const uint32_t*>(&v_rows[h][0]);
@@ -202,14 +205,32 @@ struct Softmax {
     weight[1] = transpose_8x8(pack_pair(T(), score[2], score[3]));
   }
 
-  // Rounds of this warp: keys first, first + stride, … below end.
+  // Rounds of this warp: keys first, first + stride, … below end. The next round's K is on its way while this
+  // one's weights are worked out, its V while the next scores are.
   __device__ void run(
       const Pages<T, kHeadDim>& pages, int first, int end, int stride, int context, float scale) {
-    int block = first < end ? pages.block_of(first) : 0;
+    if (first >= end) return;
+    int64_t at = pages.offset(pages.block_of(first), first);
+    int block = first + stride < end ? pages.block_of(first + stride) : 0;
+    load_k(pages.k + at);
+    load_v(pages.v + at);
+#pragma unroll 1
     for (int key = first; key < end; key += stride) {
-      const int64_t at = pages.offset(block, key);
-      if (key + stride < end) block = pages.block_of(key + stride);
-      take(pages.k + at, pages.v + at, key, context, scale);
+      const bool more = key + stride < end;
+      float scores[kTiles][4];
+      score_keys(scores);
+      if (more) {
+        at = pages.offset(block, key + stride);
+        load_k(pages.k + at);
+        if (key + 2 * stride < end) block = pages.block_of(key + 2 * stride);
+      }
+      uint32_t weights[kTiles][2];
+      const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) weigh(t, scores[t], key + g, scale, weights[t]);
+      if (key + kKeys > context) clear_v(key, context);
+      add_values(weights);
+      if (more) load_v(pages.v + at);
     }
   }
 
@@ -293,10 +314,11 @@ __device__ inline void merge_row(
     const float* partial, int count, int64_t stride, int dim, float (&values)[8], float& max, float& sum) {
   max = -INFINITY;
   sum = 0;
+#pragma unroll 8
   for (int s = 0; s < count; ++s) max = fmaxf(max, partial[s * stride + kHeadDim]);
 #pragma unroll
   for (int v = 0; v < 8; ++v) values[v] = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int s = 0; s < count; ++s) {
     const float* from = partial + s * stride;
     const float weight = weight_of<kHeadDim>(from, max);
@@ -327,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   const int kv_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const Rows rows = rows_of(args, item.sequence);
+  const Rows rows{item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
   Softmax<T, kHeadDim, kTiles> softmax;
   softmax.start(args, queries, rows, kv_head, 0);
   softmax.run(Pages<T, kHeadDim>(args, k_cache, v_cache, item.sequence, kv_head),

@@ -96,7 +96,10 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
                                .end = min(work.keys, (i + 1) * share),
                                .split = i,
                                .num_splits = splits,
-                               .first_slot = slot};
+                               .first_slot = slot,
+                               .query_start = args.query_starts[s],
+                               .num_queries = args.query_starts[s + 1] - args.query_starts[s],
+                               .context = work.keys};
     }
     // The last rows see the most keys: they start first.
     for (int i = 0; i < work.tiles; ++i) {

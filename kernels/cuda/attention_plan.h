@@ -19,6 +19,9 @@ struct DecodeItem {
   int32_t split;
   int32_t num_splits;
   int32_t first_slot;  // of its sequence's partial results; meaningless when num_splits is 1
+  int32_t query_start;  // the sequence's, so that a block reads them all at once
+  int32_t num_queries;
+  int32_t context;
 };
 
 // Some queries of a prompt: rows are (token, head of the kv head's group), token-major.

@@ -1,5 +1,5 @@
-// A warp has a few rows of W and walks along k, with several 16-byte loads of them in flight while it multiplies
-// those that have come; x comes from cache. The first loads of W do not wait for x, whose kernel may still run.
+// A warp has one or two rows of W and walks along k with eight 16-byte loads of them in flight; x comes from
+// cache. The first loads of W do not wait for x, whose kernel may still run.
 // Sums are taken in float, in an order that depends on k alone.
 #include "kernels/cuda/skinny_linear.h"
 
@@ -15,7 +15,8 @@ constexpr int kMaxRows = 4;  // of x; beyond, sums cost more than the reading
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kStep = kWarpSize * kVecWidth;
-constexpr int kAhead = 4;  // loads of a row of W in flight
+constexpr int kLoads = 8;           // of W in flight
+constexpr int64_t kManyRows = 8192;  // of W; below, warps of one row each keep the device busier
 
 struct SkinnyArgs {
   int64_t n;
@@ -68,7 +69,7 @@ __device__ inline void add_products(float (&sums)[kRowsW][kRowsX],
   }
 }
 
-template <typename T, int kRowsW>
+template <typename T, int kAhead, int kRowsW>
 __device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW], const T* const (&rows)[kRowsW], int64_t at) {
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
@@ -79,8 +80,9 @@ __device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW], const T* cons
 
 // x is not __restrict__: its loads must stay behind the wait.
 template <typename T, typename Out, int kRowsX, int kRowsW>
-__global__ void __launch_bounds__(kThreads, kRowsX <= 2 ? 5 : 3) skinny_linear(
+__global__ void __launch_bounds__(kThreads) skinny_linear(
     SkinnyArgs args, const T* x, const T* w, const T* bias, Out* y) {
+  constexpr int kAhead = kLoads / kRowsW;
   constexpr int64_t kRound = kAhead * kStep;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
@@ -92,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, kRowsX <= 2 ? 5 : 3) skinny_linear(
     rows[r] = w + row * args.k + lane * kVecWidth;
   }
   uint4 loaded[kAhead][kRowsW];
-  if (kRound <= args.k) load_ahead<T, kRowsW>(loaded, rows, 0);
+  if (kRound <= args.k) load_ahead<T>(loaded, rows, 0);
   let_next_start();
   wait_for_previous();
   if (first >= args.n) return;
@@ -100,21 +102,14 @@ __global__ void __launch_bounds__(kThreads, kRowsX <= 2 ? 5 : 3) skinny_linear(
   const T* x_at = x + lane * kVecWidth;
   float sums[kRowsW][kRowsX] = {};
   int64_t at = 0;
-#pragma unroll 2
-  for (; at + kRound <= args.k; at += kRound) {
-    uint4 next[kAhead][kRowsW];
-    const bool more = at + 2 * kRound <= args.k;
-    if (more) load_ahead<T, kRowsW>(next, rows, at + kRound);
+#pragma unroll 1
+  while (at + kRound <= args.k) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       add_products<T, kRowsX, kRowsW>(sums, loaded[a], x_at + at + a * kStep, args.x_stride);
     }
-    if (!more) continue;
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-#pragma unroll
-      for (int r = 0; r < kRowsW; ++r) loaded[a][r] = next[a][r];
-    }
+    at += kRound;
+    if (at + kRound <= args.k) load_ahead<T>(loaded, rows, at);
   }
   for (; at + lane * kVecWidth < args.k; at += kStep) {
     uint4 last[kRowsW];
@@ -135,10 +130,8 @@ __global__ void __launch_bounds__(kThreads, kRowsX <= 2 ? 5 : 3) skinny_linear(
   }
 }
 
-template <typename T, typename Out, int kRowsX>
+template <typename T, typename Out, int kRowsX, int kRowsW>
 void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  // Two rows fill the device even for small n; more of x share a row's conversion between more of W.
-  constexpr int kRowsW = 2;
   const SkinnyArgs args{.n = shape.n, .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
   const auto blocks = static_cast<unsigned>(ceil_div(shape.n, int64_t{kWarps} * kRowsW));
   launch_overlapped(skinny_linear<T, Out, kRowsX, kRowsW>,
@@ -150,6 +143,12 @@ void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream
                     static_cast<const T*>(operands.w),
                     static_cast<const T*>(operands.bias),
                     static_cast<Out*>(operands.y));
+}
+
+template <typename T, typename Out, int kRowsX>
+void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
+  if (shape.n > kManyRows) return launch<T, Out, kRowsX, 2>(shape, operands, stream);
+  launch<T, Out, kRowsX, 1>(shape, operands, stream);
 }
 
 template <typename T, typename Out>
