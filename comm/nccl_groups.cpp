@@ -15,7 +15,8 @@ Result<const NcclModule*> open_nccl_module() {
   // Multicast over NVLink needs a healthy fabric manager on every host, and where that is missing it can take
   // GPUs out of service: whoever wants it says so.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
-  // A group is used on one stream at a time, in graphs or not: what keeps uses that overlap apart is not needed.
+  // A group is used on one stream at a time, in graphs or not: what keeps uses that overlap apart is not
+  // needed.
   setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
   // Every algorithm connects when a group is made, not when it is first used: no call waits for a peer then.
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);

@@ -24,8 +24,8 @@ struct AttentionParams {
 };
 
 // What is known before a step. The host knows upper bounds only, since with look-ahead the device is ahead of
-// it; what the device knows is exact. Two steps of equal num_sequences and num_tokens whose max_query_len is 1
-// get grids of equal size, so that a graph captured with one replays with the other's plan.
+// it; what the device knows is exact. Two steps of equal num_sequences and num_tokens whose max_query_len is
+// 1 get grids of equal size, so that a graph captured with one replays with the other's plan.
 struct AttentionPlanParams {
   int64_t num_sequences = 0;
   int64_t num_tokens = 0;

@@ -157,11 +157,8 @@ Result<Latency> measure_latency(const BenchFlags& flags, Bench& bench, int batch
   return Latency{median(first), median(step)};
 }
 
-nlohmann::json latency_row(const BenchFlags& flags,
-                           RankProcess& process,
-                           const Ceilings& ceilings,
-                           int batch,
-                           const Latency& got) {
+nlohmann::json latency_row(
+    const BenchFlags& flags, RankProcess& process, const Ceilings& ceilings, int batch, const Latency& got) {
   StepFloor floor = decode_floor(process, ceilings, batch, flags.input_len + flags.output_len / 2);
   double prompt_floor = prefill_floor(process, ceilings, int64_t{batch} * flags.input_len);
   double prefill_rate = batch * flags.input_len / got.first_token_seconds;

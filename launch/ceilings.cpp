@@ -57,8 +57,7 @@ Result<device::Buffer> random_buffer(const Bench& bench, DType dtype, int64_t co
                                                : static_cast<const void*>(&as_f16);
     std::memcpy(piece.data() + i * width, from, static_cast<size_t>(width));
   }
-  ASSIGN_OR_RETURN(device::Buffer buffer,
-                   bench.backend.allocate(count * width, device::MemoryKind::kDevice));
+  ASSIGN_OR_RETURN(device::Buffer buffer, bench.backend.allocate(count * width, device::MemoryKind::kDevice));
   for (int64_t at = 0; at < buffer.bytes(); at += piece_bytes) {
     int64_t bytes = std::min(piece_bytes, buffer.bytes() - at);
     bench.stream.copy(buffer.view(DType::kU8, {bytes}, at), piece.view(DType::kU8, {bytes}));
@@ -68,8 +67,7 @@ Result<device::Buffer> random_buffer(const Bench& bench, DType dtype, int64_t co
 }
 
 bool is_dense(RankProcess& process) {
-  const checkpoint::TensorInfo* tensor =
-      process.checkpoint().find("model.layers.0.mlp.down_proj.weight");
+  const checkpoint::TensorInfo* tensor = process.checkpoint().find("model.layers.0.mlp.down_proj.weight");
   return tensor == nullptr || !is_quantized(tensor->scheme) ||
          !process.device().ops->takes_weight(tensor->scheme, process.engine().options().dtype);
 }
@@ -101,9 +99,8 @@ Result<double> gemm_flops(RankProcess& process, const Bench& bench) {
   RETURN_IF_ERROR(ops.prepare_weight(*state, bench.stream, weight));
   kernels::LinearParams params{
       .x = x.view(options.dtype, {m, k}), .weight = weight, .out = y.view(options.dtype, {m, n})};
-  ASSIGN_OR_RETURN(double seconds, time_of(bench, on_cpu ? 3 : 20, [&] {
-                     ops.linear(*state, bench.stream, params);
-                   }));
+  ASSIGN_OR_RETURN(double seconds,
+                   time_of(bench, on_cpu ? 3 : 20, [&] { ops.linear(*state, bench.stream, params); }));
   return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / seconds;
 }
 
@@ -115,14 +112,14 @@ Status all_reduces(RankProcess& process,
   for (int batch : batches) ceilings.all_reduce_seconds[batch] = 0;
   if (options.layout.tp == 1) return ok_status();
   parallel::Mesh mesh(options.layout, process.rank());
-  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> group,
-                   make_device_communicator(
-                       process.world(), process.device().device, mesh.tensor_group(), "ceilings"));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<comm::Communicator> group,
+      make_device_communicator(process.world(), process.device().device, mesh.tensor_group(), "ceilings"));
   int64_t hidden = process.checkpoint().config().hidden_size;
   for (int batch : batches) {
-    ASSIGN_OR_RETURN(device::Buffer data,
-                     bench.backend.allocate(batch * hidden * dtype_bytes(options.dtype),
-                                            device::MemoryKind::kDevice));
+    ASSIGN_OR_RETURN(
+        device::Buffer data,
+        bench.backend.allocate(batch * hidden * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
     Tensor tensor = data.view(options.dtype, {batch, hidden});
     auto reduce = [&] { group->all_reduce(tensor, comm::ReduceOp::kSum, bench.stream); };
     RETURN_IF_ERROR(time_of(bench, 20, reduce).status());  // brings the ranks together
@@ -143,8 +140,8 @@ double read_weight_bytes(RankProcess& process) {
 
 // Multiplications and additions for one token, all layers but the head when `with_head` is false.
 double flops_per_token(RankProcess& process, bool with_head) {
-  auto elements = read_weight_bytes(process) /
-                  static_cast<double>(dtype_bytes(process.engine().options().dtype));
+  auto elements =
+      read_weight_bytes(process) / static_cast<double>(dtype_bytes(process.engine().options().dtype));
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   double head = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) /
                 process.engine().options().layout.tp;
@@ -160,9 +157,8 @@ Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& 
                    backend.allocate(2 * static_cast<int64_t>(sizeof(int64_t)), device::MemoryKind::kPinned));
   Bench bench{backend, *stream, times};
   Ceilings ceilings;
-  ASSIGN_OR_RETURN(
-      ceilings.read_bytes_per_second,
-      process.device().read_bandwidth(backend, process.engine().options().threads));
+  ASSIGN_OR_RETURN(ceilings.read_bytes_per_second,
+                   process.device().read_bandwidth(backend, process.engine().options().threads));
   ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, bench));
   RETURN_IF_ERROR(all_reduces(process, bench, batches, ceilings));
   return ceilings;
@@ -179,7 +175,8 @@ StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch
   StepFloor floor;
   auto measured = ceilings.all_reduce_seconds.find(batch);
   if (measured != ceilings.all_reduce_seconds.end()) {
-    floor.all_reduce_seconds = 2.0 * static_cast<double>(engine.memory_plan().layers.count) * measured->second;
+    floor.all_reduce_seconds =
+        2.0 * static_cast<double>(engine.memory_plan().layers.count) * measured->second;
   }
   floor.seconds = std::max(weights, products) + kv + floor.all_reduce_seconds;
   return floor;

@@ -82,7 +82,8 @@ struct Connecting {
 };
 
 Status cuda_status(cudaError_t error, std::string_view what) {
-  return error == cudaSuccess ? ok_status() : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
+  return error == cudaSuccess ? ok_status()
+                              : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
 }
 
 Status connect_all(const NcclGroup& group, const ncclUniqueId& id, ncclComm_t& comm) {

@@ -1,6 +1,6 @@
-// NcclCommunicator: collectives between GPUs. All connections are made at the start, by a thread that nobody has
-// to wait for beyond a deadline; what is called later only issues. The library's own non-blocking mode starts a
-// thread in every call, which costs some 200 µs where a collective takes ten.
+// NcclCommunicator: collectives between GPUs. All connections are made at the start, by a thread that nobody
+// has to wait for beyond a deadline; what is called later only issues. The library's own non-blocking mode
+// starts a thread in every call, which costs some 200 µs where a collective takes ten.
 #pragma once
 
 #include <nccl.h>

@@ -1,9 +1,9 @@
-// Causal paged attention on tensor cores (Dao 2023, "FlashAttention-2"), transposed: keys, then dimensions of V,
-// are the 16 rows of each product, queries its 8 columns, so that a decode of a few query heads wastes little.
-// K and V go from the cache to registers in 16-byte loads, without shared memory: dimensions may enter a
-// product in any order that Q follows too, and pairs of V's rows are interleaved in registers. One warp keeps
-// an online softmax of kTiles · 8 rows; a row is one query head of one token, and the rows of a kv head's group
-// stand side by side.
+// Causal paged attention on tensor cores (Dao 2023, "FlashAttention-2"), transposed: keys, then dimensions of
+// V, are the 16 rows of each product, queries its 8 columns, so that a decode of a few query heads wastes
+// little. K and V go from the cache to registers in 16-byte loads, without shared memory: dimensions may
+// enter a product in any order that Q follows too, and pairs of V's rows are interleaved in registers. One
+// warp keeps an online softmax of kTiles · 8 rows; a row is one query head of one token, and the rows of a kv
+// head's group stand side by side.
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
@@ -71,16 +71,17 @@ struct Softmax {
   static constexpr int kHalves = kHeadDim / 64;  // of V, four products each
 
   uint4 q[kTiles][kChunks];
-  uint4 k_low[kChunks];  // of key g of a round
-  uint4 k_high[kChunks];  // of key g + 8
+  uint4 k_low[kChunks];      // of key g of a round
+  uint4 k_high[kChunks];     // of key g + 8
   uint4 v_rows[kHalves][4];  // of keys 2q, 2q + 1, 2q + 8, 2q + 9
   float out[kTiles][kHalves * 4][4];
   float max[kTiles][2];
-  float sum[kTiles][2];      // of this thread's keys only, until finish()
-  int visible[kTiles][2];    // keys that rows 2q and 2q + 1 of a tile may see
+  float sum[kTiles][2];    // of this thread's keys only, until finish()
+  int visible[kTiles][2];  // keys that rows 2q and 2q + 1 of a tile may see
 
   // first_row: of the warp, among the sequence's rows; rows past its last see nothing.
-  __device__ void start(const Args& args, RowView<const T> queries, const Rows& rows, int kv_head, int first_row) {
+  __device__ void start(
+      const Args& args, RowView<const T> queries, const Rows& rows, int kv_head, int first_row) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -130,7 +131,8 @@ struct Softmax {
       v_rows[h][3] = *reinterpret_cast<const uint4*>(from + h * 64 + 9 * kHeadDim);
     }
   }
-  // Keys from `context` on were left by others and may hold anything: a weight of zero does not silence a NaN.
+  // Keys from `context` on were left by others and may hold anything: a weight of zero does not silence a
+  // NaN.
   __device__ void clear_v(int key, int context) {
     const int first = key + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -259,8 +261,8 @@ struct Softmax {
 
 // Grid: prompt items × kv heads. Each warp has rows of its own.
 template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kThreads, 2) attend_prompts(
-    Args args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
+__global__ void __launch_bounds__(kThreads, 2)
+    attend_prompts(Args args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
   constexpr int kTiles = kPromptRows / kWarps / 8;
   const PromptItem item = args.plan.prompt[blockIdx.x];
   if (item.sequence < 0) return;
@@ -335,8 +337,8 @@ __device__ inline void merge_row(
 // Grid: decode items × kv heads. The warps take keys in turns and merge in shared memory; the last block of a
 // sequence's shares merges those.
 template <typename T, int kHeadDim, int kTiles>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
-    Args args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
+__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
+    attend_decodes(Args args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
   constexpr int kRows = kTiles * 8;
   constexpr int kWidth = kHeadDim + 2;
   constexpr int kPieces = kHeadDim / 8;
@@ -349,7 +351,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   const int kv_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const Rows rows{item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
+  const Rows rows{
+      item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
   Softmax<T, kHeadDim, kTiles> softmax;
   softmax.start(args, queries, rows, kv_head, 0);
   softmax.run(Pages<T, kHeadDim>(args, k_cache, v_cache, item.sequence, kv_head),
@@ -382,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   const int64_t slot = static_cast<int64_t>(item.first_slot) * args.num_kv_heads + kv_head;
   const int64_t split_stride = static_cast<int64_t>(args.num_kv_heads) * args.plan.decode_rows * kWidth;
   float* first_partial = args.plan.partial + slot * args.plan.decode_rows * kWidth;
-  auto write_out = [&](int row, int dim, float (&values)[8], float sum) {
+  auto write_out = [&](int row, int dim, float(&values)[8], float sum) {
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
 #pragma unroll
     for (int v = 0; v < 8; ++v) values[v] *= inverse;

@@ -1,9 +1,8 @@
-// Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's context
-// is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
-#include "kernels/cuda/attention_plan.h"
-
+// Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's
+// context is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
 #include <algorithm>
 
+#include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -25,7 +24,9 @@ int64_t most_decode_items(int64_t num_sequences, int64_t num_kv_heads) {
 }
 // Only sequences of two shares or more leave partial results: no more than twice as many as there are blocks.
 constexpr int64_t kMaxPartials = 4 * kTargetBlocks;  // (slot, kv head) pairs
-int64_t most_partials(int64_t num_kv_heads) { return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads; }
+int64_t most_partials(int64_t num_kv_heads) {
+  return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads;
+}
 int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group) {
   return ceil_div(num_tokens * group, kPromptRows) + std::min(num_sequences, num_tokens);
 }
@@ -40,11 +41,10 @@ Parts parts_of(const OpStateOptions& options) {
   // One kv head is the worst case for shares, the widest group for tiles.
   parts.prompt =
       parts.decode + aligned(most_decode_items(options.max_sequences, 1) * int64_t{sizeof(DecodeItem)});
-  parts.partial = parts.prompt + aligned(most_prompt_items(
-                                             options.max_tokens, options.max_sequences, kMaxDecodeRows) *
-                                         int64_t{sizeof(PromptItem)});
-  parts.bytes =
-      parts.partial + kMaxPartials * kMaxDecodeRows * (kMaxHeadDim + 2) * int64_t{sizeof(float)};
+  parts.partial =
+      parts.prompt + aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows) *
+                             int64_t{sizeof(PromptItem)});
+  parts.bytes = parts.partial + kMaxPartials * kMaxDecodeRows * (kMaxHeadDim + 2) * int64_t{sizeof(float)};
   return parts;
 }
 

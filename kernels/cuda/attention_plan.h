@@ -18,7 +18,7 @@ struct DecodeItem {
   int32_t end;
   int32_t split;
   int32_t num_splits;
-  int32_t first_slot;  // of its sequence's partial results; meaningless when num_splits is 1
+  int32_t first_slot;   // of its sequence's partial results; meaningless when num_splits is 1
   int32_t query_start;  // the sequence's, so that a block reads them all at once
   int32_t num_queries;
   int32_t context;
@@ -51,7 +51,9 @@ inline constexpr int kPromptRows = 64;  // of a block
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);
 // Lays the lists out in `memory` for a step; tensor_cores is false where the general kernel has to do.
-AttentionPlan lay_out_plan(const AttentionPlanParams& params, std::byte* memory, const OpStateOptions& options);
+AttentionPlan lay_out_plan(const AttentionPlanParams& params,
+                           std::byte* memory,
+                           const OpStateOptions& options);
 cudaError_t launch_attention_plan(const AttentionPlan& plan,
                                   const AttentionPlanParams& params,
                                   cudaStream_t stream);

@@ -81,10 +81,11 @@ void with_vec_width(bool vectorizable, Run&& run) {
 }
 
 // Launches a kernel that may start before the one in front of it on the stream has ended (programmatic
-// dependent launch): all of its threads call wait_for_previous() before they touch anything that a step writes
-// (device/overlap.cuh), and before they return.
+// dependent launch): all of its threads call wait_for_previous() before they touch anything that a step
+// writes (device/overlap.cuh), and before they return.
 template <typename... Params, typename... Args>
-void launch_overlapped(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t stream, Args&&... args) {
+void launch_overlapped(
+    void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t stream, Args&&... args) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

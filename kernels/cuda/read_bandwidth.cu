@@ -1,8 +1,7 @@
-#include "kernels/cuda/read_bandwidth.h"
-
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/read_bandwidth.h"
 
 namespace llm_dist::kernels {
 namespace {

@@ -1,6 +1,6 @@
 // RMSNorm, alone and behind the residual addition, and the addition alone. A block a row; a row stays in
-// registers as far as it fits, the rest is read twice, the second time from cache, by the thread that touched the
-// same elements before.
+// registers as far as it fits, the rest is read twice, the second time from cache, by the thread that touched
+// the same elements before.
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/vec.cuh"

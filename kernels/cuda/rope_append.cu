@@ -1,6 +1,6 @@
-// Rotary embedding of Q and K in place, and K and V to the paged cache. A thread has eight pairs of a head, or
-// sixteen elements of V, in 16-byte accesses; where heads are too small for that, a block a token walks single
-// pairs. The cached K is rounded once, from the rotated float.
+// Rotary embedding of Q and K in place, and K and V to the paged cache. A thread has eight pairs of a head,
+// or sixteen elements of V, in 16-byte accesses; where heads are too small for that, a block a token walks
+// single pairs. The cached K is rounded once, from the rotated float.
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
@@ -67,8 +67,8 @@ constexpr int kVectorThreads = 128;
 
 // Grid: tokens × blocks of threads over (head, piece).
 template <typename T>
-__global__ void __launch_bounds__(kVectorThreads) rope_append_vectors(
-    RowView<T> qkv, RopeTokens tokens, CacheShape shape, T* k_cache, T* v_cache) {
+__global__ void __launch_bounds__(kVectorThreads)
+    rope_append_vectors(RowView<T> qkv, RopeTokens tokens, CacheShape shape, T* k_cache, T* v_cache) {
   wait_for_previous();
   let_next_start();
   const int64_t token = blockIdx.x;
@@ -155,8 +155,7 @@ void rope_append_cuda(OpState&, device::Stream& stream, const RopeAppendParams& 
   if (n == 0 || !cuda.enter()) return;
   const CacheShape shape = cache_shape(params.k_cache);
   if (takes_vectors(params)) {
-    const int64_t pieces =
-        (params.num_heads + 2 * params.num_kv_heads) * shape.head_dim / (2 * kVecWidth);
+    const int64_t pieces = (params.num_heads + 2 * params.num_kv_heads) * shape.head_dim / (2 * kVecWidth);
     const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(ceil_div(pieces, kVectorThreads)));
     with_activation_type(params.qkv.dtype, [&](auto type) {
       using T = decltype(type);

@@ -1,21 +1,20 @@
 // A warp has one or two rows of W and walks along k with eight 16-byte loads of them in flight; x comes from
 // cache. The first loads of W do not wait for x, whose kernel may still run.
 // Sums are taken in float, in an order that depends on k alone.
-#include "kernels/cuda/skinny_linear.h"
-
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/skinny_linear.h"
 
 namespace llm_dist::kernels {
 namespace {
 
-constexpr int kMaxRows = 4;  // of x; beyond, sums cost more than the reading
+constexpr int kMaxRows = 2;  // of x; beyond, converting and adding takes longer than the reading
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kStep = kWarpSize * kVecWidth;
-constexpr int kLoads = 8;           // of W in flight
+constexpr int kLoads = 8;            // of W in flight
 constexpr int64_t kManyRows = 8192;  // of W; below, warps of one row each keep the device busier
 
 struct SkinnyArgs {
@@ -70,7 +69,9 @@ __device__ inline void add_products(float (&sums)[kRowsW][kRowsX],
 }
 
 template <typename T, int kAhead, int kRowsW>
-__device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW], const T* const (&rows)[kRowsW], int64_t at) {
+__device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW],
+                                  const T* const (&rows)[kRowsW],
+                                  int64_t at) {
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
 #pragma unroll
@@ -80,8 +81,8 @@ __device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW], const T* cons
 
 // x is not __restrict__: its loads must stay behind the wait.
 template <typename T, typename Out, int kRowsX, int kRowsW>
-__global__ void __launch_bounds__(kThreads) skinny_linear(
-    SkinnyArgs args, const T* x, const T* w, const T* bias, Out* y) {
+__global__ void __launch_bounds__(kThreads)
+    skinny_linear(SkinnyArgs args, const T* x, const T* w, const T* bias, Out* y) {
   constexpr int kAhead = kLoads / kRowsW;
   constexpr int64_t kRound = kAhead * kStep;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -153,12 +154,8 @@ void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream
 
 template <typename T, typename Out>
 void launch_rows(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  switch (shape.m) {
-    case 1: return launch<T, Out, 1>(shape, operands, stream);
-    case 2: return launch<T, Out, 2>(shape, operands, stream);
-    case 3: return launch<T, Out, 3>(shape, operands, stream);
-    default: return launch<T, Out, 4>(shape, operands, stream);
-  }
+  if (shape.m == 1) return launch<T, Out, 1>(shape, operands, stream);
+  launch<T, Out, 2>(shape, operands, stream);
 }
 
 template <typename T>

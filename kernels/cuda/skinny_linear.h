@@ -8,6 +8,8 @@
 namespace llm_dist::kernels {
 
 bool takes_skinny_linear(const MatmulShape& shape);
-cudaError_t launch_skinny_linear(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream);
+cudaError_t launch_skinny_linear(const MatmulShape& shape,
+                                 const MatmulOperands& operands,
+                                 cudaStream_t stream);
 
 }  // namespace llm_dist::kernels

@@ -49,8 +49,9 @@ struct EngineOptions {
 struct EngineHooks {
   kernels::OpObserver* observer = nullptr;
   std::function<void(const char* phase)> on_phase;  // static strings: "loading", "idle", …
-  // Last stage: this rank's vocabulary shard of the step's logits, f32 [num_samples, shard] in plan order;
-  // rows past the plan's samples are padding. Valid in `stream`'s order until the next step.
+  // Last stage, every step: this rank's vocabulary shard of the logits, f32 [num_samples, shard] in plan
+  // order, empty where nothing is sampled; rows past the plan's samples are padding. Valid in `stream`'s
+  // order until the next step.
   std::function<void(const sched::StepPlan& plan, const Tensor& logits, device::Stream& stream)> on_logits;
 };
 

@@ -90,8 +90,10 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   bool samples = step.view.num_samples > 0;
   if (!mesh().last_stage()) {
     parts_.lanes->to_next->send(out, stream());
-  } else if (samples) {
-    if (parts_.hooks.on_logits) parts_.hooks.on_logits(plan, out, stream());
+  } else if (parts_.hooks.on_logits) {
+    parts_.hooks.on_logits(plan, out, stream());
+  }
+  if (mesh().last_stage() && samples) {
     bool replays = bucket > 0 && step.greedy_only;
     hand_over(replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step), step);
   }
@@ -153,10 +155,8 @@ Tensor ModelRunner::forward(const PreparedStep& step) {
   model::Model& model = *parts_.model;
   parallel::Hidden hidden;
   if (mesh().first_stage()) {
-    parts_.context.ops->gather_tokens({.history = history_,
-                                       .slots = step.token_slots,
-                                       .positions = view.positions,
-                                       .ids = view.token_ids});
+    parts_.context.ops->gather_tokens(
+        {.history = history_, .slots = step.token_slots, .positions = view.positions, .ids = view.token_ids});
     hidden = model.embed(view);
   } else {
     hidden = model.entrance(view);

@@ -81,10 +81,10 @@ StepInputs::Counts StepInputs::count(const sched::StepPlan& plan,
                                      int64_t bucket) const {
   bool local = options_.layout.sequence_parallel && options_.layout.tp > 1;
   auto sequences = static_cast<int64_t>(plan.runs.size());
-  Counts counts{.tokens = EngineOptions::round_up(std::max(plan.num_tokens(), bucket),
-                                                  local ? options_.layout.tp : 1),
-                .sequences = std::max(sequences, bucket),
-                .samples = EngineOptions::round_up(std::max(plan.num_samples(), bucket), options_.layout.tp)};
+  Counts counts{
+      .tokens = EngineOptions::round_up(std::max(plan.num_tokens(), bucket), local ? options_.layout.tp : 1),
+      .sequences = std::max(sequences, bucket),
+      .samples = EngineOptions::round_up(std::max(plan.num_samples(), bucket), options_.layout.tp)};
   for (const sched::SlotRun& run : plan.runs) {
     int32_t end = std::min(run.begin + run.count, mirror.slot(run.slot).params.num_tokens);
     counts.new_tokens += std::max(0, end - run.begin);

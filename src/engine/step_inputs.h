@@ -1,6 +1,7 @@
 // StepInputs: what a step's kernels read. The host packs it into one of N pinned buffers, which is copied in
 // stream order and in one piece: preparing step t + 1 never overwrites what step t still reads. Device
-// addresses depend on the padded sizes alone, so that a graph captured for a size replays with any step of it.
+// addresses depend on the padded sizes alone, so that a graph captured for a size replays with any step of
+// it.
 #pragma once
 
 #include <memory>
@@ -26,7 +27,7 @@ struct PreparedStep {
   Tensor sample_rows_params;  // u8 [num_samples, sizeof(SampleRow)]
   Tensor sample_slots;        // i32 [num_samples]
   Tensor sample_positions;    // i32 [num_samples]
-  Tensor kept_slots;          // the same two where tokens return over a pipeline, until step t + N is prepared
+  Tensor kept_slots;  // the same two where tokens return over a pipeline, until step t + N is prepared
   Tensor kept_positions;
   int64_t num_real_samples = 0;
   bool greedy_only = true;  // every row greedy, without penalties and log-probabilities

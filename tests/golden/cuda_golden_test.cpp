@@ -45,9 +45,7 @@ class CudaGolden : public testing::TestWithParam<const char*> {
   ReplicaOptions replica_options(const EngineOptions& engine) const {
     ReplicaOptions options{.engine = engine, .ops = module_->ops};
     options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
-    options.make_communicator = [](comm::World& world,
-                                   std::span<const int> ranks,
-                                   const std::string& name) {
+    options.make_communicator = [](comm::World& world, std::span<const int> ranks, const std::string& name) {
       return comm::make_nccl_communicator(world, ranks, name, world.rank_info().rank);
     };
     return options;
@@ -74,8 +72,7 @@ class CudaGolden : public testing::TestWithParam<const char*> {
         std::vector<float> row = recorder.row(i, prompt_len + step);
         ASSERT_EQ(row.size(), static_cast<size_t>(golden.vocab_size()));
         for (size_t v = 0; v < row.size(); ++v) {
-          worst = std::max(worst,
-                           std::abs(static_cast<double>(row[v]) - golden.logits_at(i, step)[v]));
+          worst = std::max(worst, std::abs(static_cast<double>(row[v]) - golden.logits_at(i, step)[v]));
         }
       }
     }

@@ -185,21 +185,22 @@ class CudaAttention : public CudaOpTest {
     Twin context_lens = ints(batch.contexts);
     Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, blocks);
     Twin out = output_twin(dtype, {starts.back(), width});
-    module_->ops->attention_plan(*gpu_state_,
-                                 *gpu_stream_,
-                                 {.num_sequences = sequences,
-                                  .num_tokens = starts.back(),
-                                  .max_query_len = *std::max_element(batch.queries.begin(), batch.queries.end()),
-                                  .max_context_len = most_blocks * block_size,
-                                  .query_starts_host = starts.data(),
-                                  .context_lens_host = batch.contexts.data(),
-                                  .query_starts = query_starts.gpu,
-                                  .context_lens = context_lens.gpu,
-                                  .num_heads = heads.q,
-                                  .num_kv_heads = heads.kv,
-                                  .head_dim = static_cast<int32_t>(heads.dim),
-                                  .block_size = static_cast<int32_t>(block_size),
-                                  .dtype = dtype});
+    module_->ops->attention_plan(
+        *gpu_state_,
+        *gpu_stream_,
+        {.num_sequences = sequences,
+         .num_tokens = starts.back(),
+         .max_query_len = *std::max_element(batch.queries.begin(), batch.queries.end()),
+         .max_context_len = most_blocks * block_size,
+         .query_starts_host = starts.data(),
+         .context_lens_host = batch.contexts.data(),
+         .query_starts = query_starts.gpu,
+         .context_lens = context_lens.gpu,
+         .num_heads = heads.q,
+         .num_kv_heads = heads.kv,
+         .head_dim = static_cast<int32_t>(heads.dim),
+         .block_size = static_cast<int32_t>(block_size),
+         .dtype = dtype});
     run_both(&OpTable::attention, [&](auto pick) {
       return AttentionParams{.q = pick(q),
                              .k_cache = pick(k),

@@ -12,8 +12,14 @@
 
 namespace llm_dist::kernels {
 
-__device__ inline void mma_16x8x16(
-    __nv_bfloat16, float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+__device__ inline void mma_16x8x16(__nv_bfloat16,
+                                   float (&c)[4],
+                                   uint32_t a0,
+                                   uint32_t a1,
+                                   uint32_t a2,
+                                   uint32_t a3,
+                                   uint32_t b0,
+                                   uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
