@@ -87,7 +87,8 @@ Status MessageCommunicator::wait(const CollectiveCall& call) {
   MessageWait wait{.error = *group_.error,
                    .notices = *group_.notices,
                    .world_ranks = group_.world_ranks,
-                   .group = info().name};
+                   .group = info().name,
+                   .backoff = backoff_};
   return wait_for_messages(*group_.channel, wait, deadline_, to_string(call.kind));
 }
 

@@ -74,6 +74,7 @@ class MessageCommunicator : public CpuCommunicator {
   int tag_ = 0;
   unsigned num_calls_ = 0;
   Deadline deadline_;
+  Backoff backoff_;
 };
 
 }  // namespace llm_dist::comm

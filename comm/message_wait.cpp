@@ -1,6 +1,7 @@
 #include "comm/message_wait.h"
 
 #include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <thread>
@@ -8,21 +9,16 @@
 namespace llm_dist::comm {
 namespace {
 
-// A peer in step is here within microseconds, and yielding lets it run where cores are few. One that stays
-// away for longer is computing: polling then takes its time.
+// A peer that stays away for longer is computing: polling then takes its time.
 constexpr Duration kYieldFor = std::chrono::milliseconds(1);
 constexpr Duration kShortSleep = std::chrono::microseconds(20);
 constexpr Duration kSleepShortFor = std::chrono::milliseconds(50);
 constexpr Duration kLongSleep = std::chrono::microseconds(200);
 constexpr int kPollsBetweenNotices = 64;
-
-void back_off(Duration waited) {
-  if (waited < kYieldFor) {
-    sched_yield();
-  } else {
-    std::this_thread::sleep_for(waited < kSleepShortFor ? kShortSleep : kLongSleep);
-  }
-}
+// Longer than peers on one core take between messages, shorter than a time slice (about 3 ms).
+constexpr Duration kSlice = std::chrono::microseconds(800);
+constexpr Duration kSharedFor = std::chrono::milliseconds(100);
+constexpr unsigned long kTimerSlackNs = 1000;  // the default, 50 µs, is longer than the short sleep
 
 Status no_word(MessageChannel& channel, const MessageWait& wait, std::string_view what) {
   std::vector<int> peers = channel.waiting_for();
@@ -35,6 +31,21 @@ Status no_word(MessageChannel& channel, const MessageWait& wait, std::string_vie
 }
 
 }  // namespace
+
+void Backoff::pause(Duration waited) {
+  TimePoint before = Clock::now();
+  if (waited < kYieldFor && before >= shared_until_) {
+    sched_yield();
+    TimePoint after = Clock::now();
+    if (after - before > kSlice) shared_until_ = after + kSharedFor;
+    return;
+  }
+  if (!wakes_on_time_) {
+    prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+    wakes_on_time_ = true;
+  }
+  std::this_thread::sleep_for(waited < kSleepShortFor ? kShortSleep : kLongSleep);
+}
 
 Status wait_for_messages(MessageChannel& channel,
                          const MessageWait& wait,
@@ -51,7 +62,7 @@ Status wait_for_messages(MessageChannel& channel,
     TimePoint now = Clock::now();
     if (failure.ok() && now >= deadline.when()) failure = no_word(channel, wait, what);
     if (!failure.ok()) break;
-    back_off(now - begin);
+    wait.backoff.pause(now - begin);
   }
   channel.cancel();
   return failure;

@@ -18,11 +18,25 @@ class NoticeReader {
   virtual void read_notices() = 0;
 };
 
+// How a thread passes the time until a peer's message is there. A peer in step is here within microseconds,
+// and yielding lets it run where cores are few. But a yield to a stranger that computes costs that one's
+// whole time slice, for each message: once one did, this thread sleeps for moments instead, which the system
+// makes good by waking it promptly.
+class Backoff {
+ public:
+  void pause(Duration waited);
+
+ private:
+  TimePoint shared_until_{};  // somebody else computes on this core
+  bool wakes_on_time_ = false;
+};
+
 struct MessageWait {
   const FirstError& error;
   NoticeReader& notices;
   std::span<const int> world_ranks;  // the group's, for messages
   std::string_view group;            // its name
+  Backoff& backoff;                  // of the one thread that waits
 };
 
 // Ends when all that was started on `channel` is complete. On failure it is withdrawn; deadline_exceeded

@@ -123,7 +123,12 @@ Status MessageWorld::gather_hosts() {
 }
 
 Status MessageWorld::wait(Deadline deadline, std::string_view what) {
-  MessageWait messages{.error = *world_error_, .notices = *this, .world_ranks = all_ranks_, .group = "world"};
+  Backoff backoff;
+  MessageWait messages{.error = *world_error_,
+                       .notices = *this,
+                       .world_ranks = all_ranks_,
+                       .group = "world",
+                       .backoff = backoff};
   return wait_for_messages(*channel_, messages, deadline, what);
 }
 

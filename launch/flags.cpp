@@ -133,6 +133,9 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")
       ->capture_default_str();
   app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
+  app.add_option("--trace-file",
+                 flags.trace_file,
+                 "At the end, write when each rank was busy with which step, for chrome://tracing");
 }
 
 namespace {

@@ -59,6 +59,7 @@ struct EngineFlags {
   MemoryFlags memory;
   SchedulerFlags scheduler;
   std::string log_level = "info";
+  std::string trace_file;
 };
 
 void add_model_flags(CLI::App& app, ModelFlags& flags);

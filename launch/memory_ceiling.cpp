@@ -33,6 +33,7 @@ double measured_read_bandwidth(int threads) {
   for (int pass = 0; pass < 5; ++pass) {
     TimePoint begin = Clock::now();
     std::vector<std::thread> workers;
+    workers.reserve(static_cast<size_t>(threads));
     size_t share = buffer.size() / static_cast<size_t>(threads);
     for (int i = 0; i < threads; ++i) {
       workers.emplace_back([&, i] { sink += sum_of(buffer.data() + static_cast<size_t>(i) * share, share); });

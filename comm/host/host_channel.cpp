@@ -129,6 +129,7 @@ Result<std::vector<RemoteRank>> accept_remotes(const SocketPlan& plan,
   }
   ASSIGN_OR_RETURN(auto accepted, accept_peers(plan, expected, deadline));
   std::vector<RemoteRank> remotes;
+  remotes.reserve(ranks.size());
   for (size_t i = 0; i < ranks.size(); ++i)
     remotes.push_back({ranks[i], std::move(accepted[2 * i]), std::move(accepted[2 * i + 1])});
   return remotes;

@@ -112,6 +112,7 @@ SegmentOffer Segment::offer() const {
 std::vector<std::string> node_ids(const HostWorld& world) {
   if (!world.force_sockets) return world.hosts;
   std::vector<std::string> nodes;
+  nodes.reserve(world.hosts.size());
   for (size_t r = 0; r < world.hosts.size(); ++r) nodes.push_back(node_of_its_own(r));
   return nodes;
 }

@@ -163,6 +163,7 @@ Status check_layout(const std::vector<TensorInfo>& tensors,
                     int64_t data_begin,
                     const RandomAccessFile& file) {
   std::vector<const TensorInfo*> by_offset;
+  by_offset.reserve(tensors.size());
   for (const TensorInfo& tensor : tensors) by_offset.push_back(&tensor);
   std::sort(by_offset.begin(), by_offset.end(), [](const TensorInfo* a, const TensorInfo* b) {
     return std::pair(a->offset, a->bytes()) < std::pair(b->offset, b->bytes());

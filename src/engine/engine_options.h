@@ -13,6 +13,8 @@
 
 namespace llm_dist::engine {
 
+class StepTrace;
+
 struct EngineOptions {
   parallel::Layout layout;
   DType dtype = DType::kF32;     // of activations
@@ -48,6 +50,7 @@ struct EngineOptions {
 // Hooks for tests, traces and the failure watch; all optional.
 struct EngineHooks {
   kernels::OpObserver* observer = nullptr;
+  StepTrace* trace = nullptr;
   std::function<void(const char* phase)> on_phase;  // static strings: "loading", "idle", …
   // Last stage, every step: this rank's vocabulary shard of the logits, f32 [num_samples, shard] in plan
   // order, empty where nothing is sampled; rows past the plan's samples are padding. Valid in `stream`'s

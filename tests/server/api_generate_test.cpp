@@ -246,6 +246,7 @@ TEST_F(ApiGenerate, SixtyFourStreamsAtOnce) {
   for (int i = 0; i < 60; ++i) text += "w" + std::to_string(i) + "\u00fc ";
   engine->set_scripts({script(text)});
   std::vector<std::future<Stream>> streams;
+  streams.reserve(64);
   for (int i = 0; i < 64; ++i) {
     streams.push_back(std::async(std::launch::async, [&] {
       Json body = completion("x");

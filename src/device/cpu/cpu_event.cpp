@@ -5,11 +5,10 @@
 namespace llm_dist::device {
 
 void CpuEvent::finish_record(uint64_t generation) {
-  {
-    std::lock_guard lock(mutex_);
-    if (generation > reached_.load(std::memory_order_relaxed))
-      reached_.store(generation, std::memory_order_release);
-  }
+  // All of it under the lock: who has waited may destroy the event at once.
+  std::lock_guard lock(mutex_);
+  if (generation > reached_.load(std::memory_order_relaxed))
+    reached_.store(generation, std::memory_order_release);
   reached_changed_.notify_all();
 }
 
