@@ -143,7 +143,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
 Status RankProcess::start_trace(const EngineFlags& flags) {
   if (flags.trace_file.empty()) return ok_status();
   trace_file_ = flags.trace_file;
-  ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*backend_, kTracedSteps));
+  ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*device_.backend, kTracedSteps));
   hooks_.trace = trace_.get();
   return ok_status();
 }
