@@ -23,7 +23,9 @@ struct AttentionParams {
   float scale = 1.0f;  // usually 1 / sqrt(head_dim)
 };
 
-// What the host knows before a step: upper bounds only, since with look-ahead the device is ahead of it.
+// What is known before a step. The host knows upper bounds only, since with look-ahead the device is ahead of
+// it; what the device knows is exact. Two steps of equal num_sequences and num_tokens whose max_query_len is
+// 1 get grids of equal size, so that a graph captured with one replays with the other's plan.
 struct AttentionPlanParams {
   int64_t num_sequences = 0;
   int64_t num_tokens = 0;
@@ -31,10 +33,13 @@ struct AttentionPlanParams {
   int64_t max_context_len = 0;
   const int32_t* query_starts_host = nullptr;  // [num_sequences + 1], exact
   const int32_t* context_lens_host = nullptr;  // [num_sequences], upper bounds
+  Tensor query_starts;                         // i32 [num_sequences + 1], on the device
+  Tensor context_lens;                         // i32 [num_sequences], on the device
   int32_t num_heads = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t block_size = 0;
+  DType dtype = DType::kF32;  // of queries and cache
 };
 
 }  // namespace llm_dist::kernels

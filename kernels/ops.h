@@ -38,6 +38,9 @@ class Ops {
   void rope_append(const RopeAppendParams& p) const {
     run("rope_append", p.qkv.dim(0), table_->rope_append, p);
   }
+  void attention_plan(const AttentionPlanParams& p) const {
+    run("attention_plan", p.num_tokens, table_->attention_plan, p);
+  }
   void attention(const AttentionParams& p) const { run("attention", p.q.dim(0), table_->attention, p); }
   void gather_tokens(const GatherTokensParams& p) const {
     run("gather_tokens", p.ids.dim(0), table_->gather_tokens, p);

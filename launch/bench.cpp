@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
+#include "launch/ceilings.h"
 #include "launch/commands.h"
 #include "launch/local_text.h"
-#include "launch/memory_ceiling.h"
 #include "launch/rank_process.h"
 
 namespace llm_dist::launch {
@@ -25,6 +26,14 @@ struct BenchFlags {
   int repeats = 3;
   std::string result_file;
 };
+
+// This process's command line, as it was typed.
+std::string typed_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string command{std::istreambuf_iterator<char>(file), {}};
+  std::replace(command.begin(), command.end(), '\0', ' ');
+  return command.substr(0, command.find_last_not_of(' ') + 1);
+}
 
 struct Sample {
   double seconds = 0;              // from submission to the last token
@@ -102,24 +111,13 @@ class Bench {
   std::mt19937 random_{1};
 };
 
-// Bytes of weights that one decode step reads on this rank: all of them but the embedding rows it skips, plus
-// KV.
-double step_bytes(const RankProcess& process, engine::RankEngine& engine, int batch, int context) {
-  const checkpoint::ModelConfig& config = process.checkpoint().config();
-  auto bytes = static_cast<double>(engine.memory_plan().weight_bytes);
-  bool own_head = !config.tie_word_embeddings;
-  if (own_head) {
-    const checkpoint::TensorInfo* table = process.checkpoint().find("model.embed_tokens.weight");
-    if (table != nullptr) bytes -= static_cast<double>(table->bytes()) / engine.options().layout.tp;
-  }
-  return bytes + engine.memory_plan().kv_bytes_per_token() * batch * context;
-}
-
-nlohmann::json environment(const RankProcess& process, engine::RankEngine& engine) {
+nlohmann::json environment(RankProcess& process, engine::RankEngine& engine) {
   const engine::EngineOptions& options = engine.options();
   return {{"model", process.checkpoint().path()},
           {"tp", options.layout.tp},
           {"pp", options.layout.pp},
+          {"device", process.device().backend->description()},
+          {"graph_sizes", options.graph_sizes},
           {"world_size", process.size()},
           {"threads_per_rank", options.threads},
           {"activations", std::string(to_string(options.dtype))}};
@@ -132,53 +130,85 @@ void save(const BenchFlags& flags, const nlohmann::json& result) {
   std::printf("saved %s\n", flags.result_file.c_str());
 }
 
-Status latency(const BenchFlags& flags, RankProcess& process) {
-  engine::RankEngine& engine = process.engine();
-  double ceiling = measured_read_bandwidth(engine.options().threads);
+void print_ceilings(const Ceilings& ceilings) {
+  std::printf("ceilings measured here: memory %.1f GB/s", ceilings.read_bytes_per_second * 1e-9);
+  if (ceilings.gemm_flops_per_second > 0) {
+    std::printf(", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
+  }
+  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+    if (seconds > 0) std::printf(", all-reduce of %d rows %.1f us", batch, seconds * 1e6);
+  }
+  std::printf("\n\n");
+}
+
+struct Latency {
+  double first_token_seconds = 0;
+  double step_seconds = 0;
+};
+
+Result<Latency> measure_latency(const BenchFlags& flags, Bench& bench, int batch) {
+  RETURN_IF_ERROR(bench.run(batch, std::min(flags.output_len, 8)).status());  // warm up
+  std::vector<double> first, step;
+  for (int i = 0; i < flags.repeats; ++i) {
+    ASSIGN_OR_RETURN(Sample sample, bench.run(batch, flags.output_len));
+    first.push_back(sample.first_token_seconds);
+    step.push_back(sample.decode_seconds / std::max(1, flags.output_len - 1));
+  }
+  return Latency{median(first), median(step)};
+}
+
+nlohmann::json latency_row(
+    const BenchFlags& flags, RankProcess& process, const Ceilings& ceilings, int batch, const Latency& got) {
+  StepFloor floor = decode_floor(process, ceilings, batch, flags.input_len + flags.output_len / 2);
+  double prompt_floor = prefill_floor(process, ceilings, int64_t{batch} * flags.input_len);
+  double prefill_rate = batch * flags.input_len / got.first_token_seconds;
+  std::printf("%5d  %5d  %6d  %8.1f  %13.0f  %8.3f  %12.1f  %8.3f  %7.0f%%\n",
+              batch,
+              flags.input_len,
+              flags.output_len,
+              got.first_token_seconds * 1e3,
+              prefill_rate,
+              got.step_seconds * 1e3,
+              batch / got.step_seconds,
+              floor.seconds * 1e3,
+              100 * floor.seconds / got.step_seconds);
+  return {{"batch", batch},
+          {"input_len", flags.input_len},
+          {"output_len", flags.output_len},
+          {"median_ttft_ms", got.first_token_seconds * 1e3},
+          {"prefill_tokens_per_second", prefill_rate},
+          {"prefill_floor_ms", prompt_floor * 1e3},
+          {"prefill_floor_fraction", prompt_floor / got.first_token_seconds},
+          {"median_tpot_ms", got.step_seconds * 1e3},
+          {"output_throughput", batch / got.step_seconds},
+          {"floor_ms", floor.seconds * 1e3},
+          {"floor_all_reduce_ms", floor.all_reduce_seconds * 1e3},
+          {"floor_fraction", floor.seconds / got.step_seconds}};
+}
+
+Status latency(const BenchFlags& flags, RankProcess& process, const Ceilings& ceilings) {
   Bench bench(flags, process);
   nlohmann::json rows = nlohmann::json::array();
-  std::printf("memory read ceiling on %d threads: %.1f GB/s\n\n", engine.options().threads, ceiling * 1e-9);
+  print_ceilings(ceilings);
   std::printf("batch  input  output   TTFT ms  prefill tok/s   TPOT ms  decode tok/s  floor ms  of floor\n");
   for (int batch : flags.batches) {
-    RETURN_IF_ERROR(bench.run(batch, std::min(flags.output_len, 8)).status());  // warm up
-    std::vector<double> ttft, tpot;
-    for (int i = 0; i < flags.repeats; ++i) {
-      ASSIGN_OR_RETURN(Sample sample, bench.run(batch, flags.output_len));
-      ttft.push_back(sample.first_token_seconds);
-      tpot.push_back(sample.decode_seconds / std::max(1, flags.output_len - 1));
-    }
-    double floor = step_bytes(process, engine, batch, flags.input_len + flags.output_len / 2) / ceiling;
-    double step = median(tpot);
-    double prefill_rate = batch * flags.input_len / median(ttft);
-    std::printf("%5d  %5d  %6d  %8.1f  %13.0f  %8.2f  %12.1f  %8.2f  %7.0f%%\n",
-                batch,
-                flags.input_len,
-                flags.output_len,
-                median(ttft) * 1e3,
-                prefill_rate,
-                step * 1e3,
-                batch / step,
-                floor * 1e3,
-                100 * floor / step);
-    rows.push_back({{"batch", batch},
-                    {"input_len", flags.input_len},
-                    {"output_len", flags.output_len},
-                    {"median_ttft_ms", median(ttft) * 1e3},
-                    {"prefill_tokens_per_second", prefill_rate},
-                    {"median_tpot_ms", step * 1e3},
-                    {"output_throughput", batch / step},
-                    {"floor_ms", floor * 1e3},
-                    {"floor_fraction", floor / step}});
+    ASSIGN_OR_RETURN(Latency got, measure_latency(flags, bench, batch));
+    rows.push_back(latency_row(flags, process, ceilings, batch, got));
   }
   bench.stop();
-  nlohmann::json result = environment(process, engine);
-  result["memory_read_bytes_per_second"] = ceiling;
+  nlohmann::json result = environment(process, process.engine());
+  result["command"] = typed_command();
+  result["ceilings"] = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
+                        {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
+  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+    result["ceilings"]["all_reduce_us"][std::to_string(batch)] = seconds * 1e6;
+  }
   result["rows"] = rows;
   save(flags, result);
   return ok_status();
 }
 
-Status throughput(const BenchFlags& flags, RankProcess& process) {
+Status throughput(const BenchFlags& flags, RankProcess& process, const Ceilings&) {
   Bench bench(flags, process);
   RETURN_IF_ERROR(bench.run(1, 4).status());
   ASSIGN_OR_RETURN(Sample sample, bench.run(flags.num_prompts, flags.output_len));
@@ -187,6 +217,7 @@ Status throughput(const BenchFlags& flags, RankProcess& process) {
   auto prompt_tokens = static_cast<double>(flags.num_prompts) * flags.input_len;
   auto output_tokens = static_cast<double>(sample.output_tokens);
   nlohmann::json result = environment(process, process.engine());
+  result["command"] = typed_command();
   result["num_prompts"] = flags.num_prompts;
   result["input_len"] = flags.input_len;
   result["output_len"] = flags.output_len;
@@ -213,14 +244,22 @@ Status throughput(const BenchFlags& flags, RankProcess& process) {
   return ok_status();
 }
 
-using Measure = Status (*)(const BenchFlags&, RankProcess&);
+using Measure = Status (*)(const BenchFlags&, RankProcess&, const Ceilings&);
+
+Status run_loaded(const BenchFlags& flags, RankProcess& process, Measure measure) {
+  Ceilings ceilings;
+  if (measure == latency) {
+    ASSIGN_OR_RETURN(ceilings, measure_ceilings(process, flags.batches));
+  }
+  return process.leads() ? measure(flags, process, ceilings) : process.follow();
+}
 
 int run(const BenchFlags& flags, Measure measure) {
   auto joined = RankProcess::join(flags.engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   Status status = process.load(flags.engine);
-  if (status.ok()) status = process.leads() ? measure(flags, process) : process.follow();
+  if (status.ok()) status = run_loaded(flags, process, measure);
   return end(process, status);
 }
 

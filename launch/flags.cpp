@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "src/engine/graph_cache.h"
 #include "src/engine/memory_plan.h"
 #include "src/model/layout.h"
 
@@ -15,9 +16,10 @@ bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
 }
 
 // Quantized weights on CPU are multiplied in int8 and summed in float: float activations lose nothing on the
-// way.
+// way. A GPU holds such weights in the activations' type.
 DType automatic_dtype(const checkpoint::Checkpoint& checkpoint, const RankResources& resources) {
-  if (holds_quantized(checkpoint) || !resources.bf16_arithmetic) return DType::kF32;
+  if (holds_quantized(checkpoint)) return resources.quantized_activations;
+  if (!resources.bf16_arithmetic) return DType::kF32;
   return checkpoint.config().torch_dtype;
 }
 
@@ -121,6 +123,13 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_option("--scheduling-policy", scheduler.policy, "fcfs or priority")
       ->check(CLI::IsMember({"fcfs", "priority"}))
       ->capture_default_str();
+  group->add_flag("--enforce-eager", scheduler.enforce_eager, "Issue every step anew: no graphs");
+  group
+      ->add_option("--cuda-graph-sizes",
+                   scheduler.cuda_graph_sizes,
+                   "Batch sizes whose decode steps are captured as graphs, for example 1,8,64")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")
       ->capture_default_str();
   app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
@@ -128,6 +137,20 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
                  flags.trace_file,
                  "At the end, write when each rank was busy with which step, for chrome://tracing");
 }
+
+namespace {
+
+std::vector<int64_t> graph_sizes(const SchedulerFlags& flags, const RankResources& resources) {
+  if (flags.enforce_eager) return {};
+  std::vector<int64_t> sizes = flags.cuda_graph_sizes;
+  if (sizes.empty() && resources.prefers_graphs) sizes = engine::default_graph_sizes(flags.max_num_seqs);
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  std::erase_if(sizes, [&](int64_t size) { return size > flags.max_num_seqs; });
+  return sizes;
+}
+
+}  // namespace
 
 Result<ResolvedOptions> resolve(const EngineFlags& flags,
                                 const checkpoint::Checkpoint& checkpoint,
@@ -177,6 +200,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
   options.priority_scheduling = flags.scheduler.policy == "priority";
+  options.graph_sizes = graph_sizes(flags.scheduler, resources);
   options.threads = flags.parallel.threads > 0 ? flags.parallel.threads : resources.threads;
   options.load_threads = std::max(2, options.threads);
   options.step_deadline_seconds = flags.parallel.distributed_timeout_seconds;

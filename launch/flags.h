@@ -49,6 +49,8 @@ struct SchedulerFlags {
   bool async_scheduling = true;
   std::string policy = "fcfs";
   int64_t max_num_queued_reqs = 1024;
+  bool enforce_eager = false;
+  std::vector<int64_t> cuda_graph_sizes;  // empty: the device's habit
 };
 
 struct EngineFlags {
@@ -71,8 +73,10 @@ struct RankResources {
   int world_size = 1;
   int ranks_per_node = 1;
   int threads = 1;
-  bool bf16_arithmetic = true;   // the CPU multiplies bf16
-  int64_t memory_bytes = 0;      // free for this rank
+  bool bf16_arithmetic = true;                // the device multiplies bf16
+  DType quantized_activations = DType::kF32;  // beside quantized weights
+  bool prefers_graphs = false;                // decode steps replayed as graphs unless told otherwise
+  int64_t memory_bytes = 0;                   // free for this rank
   int64_t default_kv_bytes = 0;  // the KV cache takes no more unless asked to; 0: all that is left
 };
 

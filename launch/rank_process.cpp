@@ -6,12 +6,10 @@
 #include <cstdio>
 #include <thread>
 
-#include "kernels/cpu/cpu_ops.h"
 #include "launch/placement.h"
 #include "launch/trace_file.h"
 #include "src/base/log.h"
 #include "src/checkpoint/progress.h"
-#include "src/device/cpu/cpu_backend.h"
 #include "src/engine/engine.h"
 #include "src/model/layout.h"
 
@@ -95,37 +93,39 @@ Status RankProcess::agree(const Status& mine) {
 }
 
 Status RankProcess::prepare(const EngineFlags& flags) {
-  if (flags.model.device == "cuda") {
-    return failed_precondition("this llm-dist was built without CUDA: use --device cpu");
-  }
+  ASSIGN_OR_RETURN(device_, choose_device(flags.model.device, *world_, resources_.threads));
+  RETURN_IF_ERROR(add_device_resources(device_, resources_));
   ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
                    checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,
                    checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
   ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
-  return fit_memory(flags, *checkpoint_, kernels::cpu_ops(), resources_, rank(), resolved_.engine);
+  return fit_memory(flags, *checkpoint_, *device_.ops, resources_, rank(), resolved_.engine);
 }
 
 Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer) {
   RETURN_IF_ERROR(agree(prepare(flags)));
+  RETURN_IF_ERROR(agree(refuse_shared_devices(*world_, device_)));
   hooks_.observer = observer;
   const engine::EngineOptions& options = resolved_.engine;
-  backend_ = device::make_cpu_backend({.threads = options.threads});
   if (leads()) {
     log_info("{} ranks as {} ({}); {} activations; {}",
              size(),
              to_string(options.layout),
              resolved_.layout_reason,
              options.dtype,
-             backend_->description());
+             device_.backend->description());
   }
   RETURN_IF_ERROR(start_trace(flags));
   checkpoint::ProgressBar bar("loading weights");
   engine::RankEngineParts parts{.world = world_.get(),
-                                .backend = backend_.get(),
-                                .ops = &kernels::cpu_ops(),
+                                .backend = device_.backend.get(),
+                                .ops = device_.ops,
                                 .checkpoint = checkpoint_.get(),
                                 .hooks = hooks_};
+  parts.make_communicator = [this](std::span<const int> world_ranks, const std::string& name) {
+    return make_device_communicator(*world_, device_.device, world_ranks, name);
+  };
   if (leads()) parts.load_progress = [&bar](int64_t done, int64_t total) { bar.update(done, total); };
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
   if (!leads()) return ok_status();
@@ -143,7 +143,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
 Status RankProcess::start_trace(const EngineFlags& flags) {
   if (flags.trace_file.empty()) return ok_status();
   trace_file_ = flags.trace_file;
-  ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*backend_, kTracedSteps));
+  ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*device_.backend, kTracedSteps));
   hooks_.trace = trace_.get();
   return ok_status();
 }

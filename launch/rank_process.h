@@ -10,6 +10,7 @@
 #include "comm/host/host_channel.h"
 #include "comm/host/liveness.h"
 #include "comm/world.h"
+#include "launch/device_choice.h"
 #include "launch/flags.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/engine/rank_engine.h"
@@ -39,6 +40,8 @@ class RankProcess {
   // every rank.
   Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
   engine::RankEngine& engine() { return *engine_; }
+  const RankDevice& device() const { return device_; }
+  comm::World& world() { return *world_; }
   const checkpoint::Checkpoint& checkpoint() const { return *checkpoint_; }
   comm::HostChannel* channel() { return channel_.get(); }  // null in a world of one
   const engine::EngineHooks& hooks() const { return hooks_; }
@@ -68,7 +71,7 @@ class RankProcess {
   std::unique_ptr<comm::World> world_;
   std::unique_ptr<comm::HostChannel> channel_;
   std::unique_ptr<comm::Liveness> liveness_;
-  std::unique_ptr<device::Backend> backend_;
+  RankDevice device_;
   std::unique_ptr<checkpoint::Checkpoint> checkpoint_;
   std::unique_ptr<engine::StepTrace> trace_;
   std::string trace_file_;

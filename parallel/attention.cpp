@@ -32,6 +32,23 @@ HeadParallelAttention::HeadParallelAttention(
       output_(context.arena->declare("attended", RowKind::kTokens, heads.q.count * head_dim, context.dtype)) {
 }
 
+void HeadParallelAttention::plan(const StepView& step) const {
+  const Tensor& cache = step.kv[layer_].k;
+  context_.ops->attention_plan({.num_sequences = step.num_sequences,
+                                .num_tokens = step.num_tokens,
+                                .max_query_len = step.bounds.max_query_len,
+                                .max_context_len = step.bounds.max_context_len,
+                                .query_starts_host = step.bounds.query_starts_host,
+                                .context_lens_host = step.bounds.context_lens_host,
+                                .query_starts = step.query_starts,
+                                .context_lens = step.context_lens,
+                                .num_heads = static_cast<int32_t>(heads_.q.count),
+                                .num_kv_heads = static_cast<int32_t>(heads_.kv.count),
+                                .head_dim = static_cast<int32_t>(head_dim_),
+                                .block_size = static_cast<int32_t>(cache.dim(2)),
+                                .dtype = cache.dtype});
+}
+
 Tensor HeadParallelAttention::forward(const Tensor& qkv, const StepView& step) const {
   const KvLayer& cache = step.kv[layer_];
   auto num_heads = static_cast<int32_t>(heads_.q.count);

@@ -28,6 +28,8 @@ class HeadParallelAttention {
  public:
   HeadParallelAttention(
       const Context& context, const RotaryTable& rotary, HeadShard heads, int64_t head_dim, int layer);
+  // Once a step, for all layers of this shape, before any of them runs or is replayed.
+  void plan(const StepView& step) const;
   // qkv: whole [num_tokens, (q + 2 · kv) heads · head_dim] → whole [num_tokens, q heads · head_dim].
   Tensor forward(const Tensor& qkv, const StepView& step) const;
 

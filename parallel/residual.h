@@ -20,11 +20,15 @@ class ResidualStream {
         hidden_size_(hidden_size),
         residual_(context.arena->declare("residual", RowKind::kLocalTokens, hidden_size, context.dtype)) {}
 
-  // Starts the stream from local rows [local_tokens, hidden] (the embedding, or the previous stage's).
+  // The stream before anything stands in it.
+  Hidden entrance(const StepView& step) const {
+    return {context_.arena->get(residual_, step.local_tokens, hidden_size_), {}};
+  }
+  // Starts the stream from local rows [local_tokens, hidden], the embedding.
   Hidden start(const Tensor& from, const StepView& step) const {
-    Tensor residual = context_.arena->get(residual_, step.local_tokens, hidden_size_);
-    context_.ops->stream().copy(residual, from);
-    return {residual, {}};
+    Hidden hidden = entrance(step);
+    context_.ops->stream().copy(hidden.residual, from);
+    return hidden;
   }
   // Everything added up: what the next stage starts from.
   Tensor finish(const Hidden& hidden) const {

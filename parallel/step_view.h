@@ -13,6 +13,15 @@ struct KvLayer {
   Tensor v;
 };
 
+// What the host knows of a step while it is prepared: upper bounds, since with look-ahead the device is ahead
+// of it. Valid until the step has been issued.
+struct StepBounds {
+  int64_t max_query_len = 0;
+  int64_t max_context_len = 0;
+  const int32_t* query_starts_host = nullptr;  // [num_sequences + 1], exact
+  const int32_t* context_lens_host = nullptr;  // [num_sequences]
+};
+
 struct StepView {
   int64_t num_tokens = 0;    // padded to a multiple of tp under sequence parallelism
   int64_t local_tokens = 0;  // this rank's rows in sequence regions
@@ -26,6 +35,7 @@ struct StepView {
   Tensor block_tables;          // i32 [num_sequences, max_blocks]
   Tensor sample_rows;           // i32 [num_samples], rows of the tokens whose logits are wanted
   std::span<const KvLayer> kv;  // this stage's layers
+  StepBounds bounds;
 };
 
 }  // namespace llm_dist::parallel

@@ -38,9 +38,14 @@ std::string to_text(const T& value) {
   }
 }
 
-template <typename... Args>
-std::string format(std::string_view pattern, const Args&... args) {
-  return format_pieces(pattern, {to_text(args)...});
-}
+// An object, not a function: with a library that has std::format, arguments of std types would make an
+// unqualified call of a function ambiguous.
+struct Format {
+  template <typename... Args>
+  std::string operator()(std::string_view pattern, const Args&... args) const {
+    return format_pieces(pattern, {to_text(args)...});
+  }
+};
+inline constexpr Format format;
 
 }  // namespace llm_dist

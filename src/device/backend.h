@@ -76,6 +76,9 @@ class Backend {
   virtual std::unique_ptr<Stream> make_stream(const std::string& name) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual Result<MemoryInfo> memory_info() const = 0;
+  // Whether replaying a graph costs the host much less than issuing its work again, so that graphs are worth
+  // their padding and the time to capture them.
+  virtual bool prefers_graphs() const { return false; }
   // Records what is issued to `stream` until end_capture instead of running it. Addresses and sizes are
   // frozen.
   virtual void begin_capture(Stream& stream) = 0;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "parallel/mesh.h"
@@ -27,6 +28,9 @@ struct EngineOptions {
   bool enable_chunked_prefill = true;
   bool async_scheduling = true;
   bool priority_scheduling = false;
+  // Batch sizes that decode steps are padded to and replayed as graphs at, ascending, each at most
+  // max_num_seqs; empty: every step is issued anew.
+  std::vector<int64_t> graph_sizes;
   int threads = 1;  // CPU ops
   double step_deadline_seconds = 600;
   int load_threads = 2;
@@ -47,9 +51,10 @@ struct EngineOptions {
 struct EngineHooks {
   kernels::OpObserver* observer = nullptr;
   StepTrace* trace = nullptr;
-  std::function<void(const char* phase)> on_phase;  // "loading", "idle", "prefill", "decode": static strings
-  // Last stage: this rank's vocabulary shard of the step's logits, f32 [num_samples, shard] in plan order;
-  // rows past the plan's samples are padding. Valid in `stream`'s order until the next step.
+  std::function<void(const char* phase)> on_phase;  // static strings: "loading", "idle", …
+  // Last stage, every step: this rank's vocabulary shard of the logits, f32 [num_samples, shard] in plan
+  // order, empty where nothing is sampled; rows past the plan's samples are padding. Valid in `stream`'s
+  // order until the next step.
   std::function<void(const sched::StepPlan& plan, const Tensor& logits, device::Stream& stream)> on_logits;
 };
 

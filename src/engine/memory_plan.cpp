@@ -18,6 +18,19 @@ std::string human_bytes(int64_t bytes) {
   return text;
 }
 
+namespace {
+
+// What a driver keeps for an instantiated graph's node: 2 KiB were seen; the rest is to spare.
+constexpr int64_t kGraphNodeBytes = 8 << 10;
+constexpr int64_t kNodesPerLayer = 16;
+
+int64_t graph_bytes(const EngineOptions& options, int64_t num_layers) {
+  auto graphs = static_cast<int64_t>(options.graph_sizes.size());
+  return graphs * (num_layers + 1) * kNodesPerLayer * kGraphNodeBytes;
+}
+
+}  // namespace
+
 Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
                                const kernels::OpTable& ops,
                                const EngineOptions& options,
@@ -42,6 +55,7 @@ Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
   plan.step_bytes = StepInputs::device_bytes(options) * (options.max_steps_in_flight() + 2) +
                     ModelRunner::history_bytes(options);
   plan.lane_bytes = lane_bytes(context.mesh, checkpoint.config().hidden_size, options);
+  plan.graph_bytes = graph_bytes(options, parts.layers.count);
   plan.kv_block_bytes = spec.block_bytes();
   plan.block_size = options.block_size;
   return plan;

@@ -17,7 +17,8 @@ ModelRunner::ModelRunner(const RunnerParts& parts, const EngineOptions& options)
       mirror_(static_cast<int32_t>(options.max_num_seqs),
               static_cast<int32_t>(options.max_blocks_per_sequence()),
               static_cast<int32_t>(options.block_size),
-              static_cast<int32_t>(parts.kv_cache->num_blocks())) {}
+              static_cast<int32_t>(parts.kv_cache->num_blocks())),
+      graphs_(*parts.backend, options.graph_sizes) {}
 
 int64_t ModelRunner::history_bytes(const EngineOptions& options) {
   return options.max_num_seqs * options.max_model_len * dtype_bytes(DType::kI32);
@@ -44,10 +45,36 @@ Status ModelRunner::allocate() {
   return ok_status();
 }
 
+Status ModelRunner::capture_graphs() {
+  const std::vector<int64_t>& sizes = graphs_.sizes();
+  for (auto bucket = sizes.rbegin(); bucket != sizes.rend(); ++bucket) RETURN_IF_ERROR(capture(*bucket));
+  return ok_status();
+}
+
+Status ModelRunner::capture(int64_t bucket) {
+  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare(sched::StepPlan{}, mirror_, stream(), bucket));
+  step.view.kv = parts_.kv_cache->layers();
+  parts_.model->plan(step.view);
+  Tensor out = forward(step);
+  if (mesh().last_stage()) sample(out, step);
+  RETURN_IF_ERROR(stream().synchronize(Deadline::after_seconds(options_.step_deadline_seconds)));
+  RETURN_IF_ERROR(graphs_.capture(GraphPart::kForward, bucket, stream(), [&] { return forward(step); }));
+  if (!mesh().last_stage()) return ok_status();
+  return graphs_.capture(GraphPart::kSample, bucket, stream(), [&] { return sample(out, step); });
+}
+
+int64_t ModelRunner::bucket_of(const sched::StepPlan& plan) const {
+  for (const sched::SlotRun& run : plan.runs) {
+    if (run.count != 1) return 0;
+  }
+  return graphs_.bucket_for(static_cast<int64_t>(plan.runs.size()));
+}
+
 Status ModelRunner::execute(const sched::StepPlan& plan) {
   RETURN_IF_ERROR(mirror_.apply(plan));
   RETURN_IF_ERROR(stream().error());
-  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare(plan, mirror_, stream()));
+  int64_t bucket = bucket_of(plan);
+  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare(plan, mirror_, stream(), bucket));
   step.view.kv = parts_.kv_cache->layers();
   if (parts_.hooks.on_phase) parts_.hooks.on_phase(step.decode_only ? "decode" : "prefill");
 
@@ -55,18 +82,25 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   entry.step = plan.step;
   entry.num_real_samples = step.num_real_samples;
   entry.returns = entry.applied = false;
-  entry.slots = step.sample_slots;
-  entry.positions = step.sample_positions;
+  entry.slots = step.kept_slots;
+  entry.positions = step.kept_positions;
 
-  update_history(plan, step);
-  parallel::Hidden hidden = forward(step);
+  take_history(plan, step);
+  receive_activations(step);
+  parts_.model->plan(step.view);
+  Tensor out = bucket > 0 ? graphs_.replay(GraphPart::kForward, bucket, stream()) : forward(step);
+  bool samples = step.view.num_samples > 0;
   if (!mesh().last_stage()) {
-    parts_.lanes->to_next->send(parts_.model->leave(hidden), stream());
-  } else if (step.view.num_samples > 0) {
-    sample(hidden, plan, step);
+    parts_.lanes->to_next->send(out, stream());
+  } else if (parts_.hooks.on_logits) {
+    parts_.hooks.on_logits(plan, out, stream());
+  }
+  if (mesh().last_stage() && samples) {
+    bool replays = bucket > 0 && step.greedy_only;
+    hand_over(replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step), step);
   }
   if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
-  if (mesh().first_stage() && !mesh().last_stage() && step.view.num_samples > 0) {
+  if (mesh().first_stage() && !mesh().last_stage() && samples) {
     return_tokens(step);
   } else {
     stream().record(*entry.done);
@@ -75,7 +109,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
 }
 
 // The first stage reads its inputs from the history, the last one its penalties.
-void ModelRunner::update_history(const sched::StepPlan& plan, const PreparedStep& step) {
+void ModelRunner::take_history(const sched::StepPlan& plan, const PreparedStep& step) {
   if (!mesh().first_stage() && !mesh().last_stage()) return;
   if (mesh().first_stage() && !mesh().last_stage()) {
     // Whatever left the flight has returned: taking it keeps the ring's slots free.
@@ -83,17 +117,23 @@ void ModelRunner::update_history(const sched::StepPlan& plan, const PreparedStep
     uint64_t left_flight = plan.step > depth ? plan.step - depth : 0;
     apply_returned_tokens(std::max(plan.needs_tokens_of, left_flight));
   }
-  if (step.new_tokens.numel() > 0) {
-    parts_.context.ops->scatter_tokens({.tokens = step.new_tokens,
-                                        .slots = step.new_slots,
-                                        .positions = step.new_positions,
-                                        .history = history_});
-  }
-  if (!mesh().first_stage()) return;
-  parts_.context.ops->gather_tokens({.history = history_,
-                                     .slots = step.token_slots,
-                                     .positions = step.view.positions,
-                                     .ids = step.view.token_ids});
+  if (step.new_tokens.numel() == 0) return;
+  parts_.context.ops->scatter_tokens({.tokens = step.new_tokens,
+                                      .slots = step.new_slots,
+                                      .positions = step.new_positions,
+                                      .history = history_});
+}
+
+// Out of the lane's buffer of this step into memory that is the same in every step.
+void ModelRunner::receive_activations(const PreparedStep& step) {
+  if (mesh().first_stage()) return trace_begin(step);
+  parallel::Lane& lane = *parts_.lanes->from_previous;
+  Tensor entrance = parts_.model->entrance(step.view).residual;
+  uint64_t number = lane.post_receive(entrance);
+  Tensor arrived = lane.received(number, stream());
+  trace_begin(step);
+  stream().copy(entrance, arrived);
+  lane.release(number, stream());
 }
 
 void ModelRunner::apply_returned_tokens(uint64_t through_step) {
@@ -115,24 +155,20 @@ void ModelRunner::scatter(const Tensor& records, const Tensor& slots, const Tens
                                       .history = history_});
 }
 
-parallel::Hidden ModelRunner::forward(const PreparedStep& step) {
+Tensor ModelRunner::forward(const PreparedStep& step) {
   const parallel::StepView& view = step.view;
   model::Model& model = *parts_.model;
+  parallel::Hidden hidden;
   if (mesh().first_stage()) {
-    trace_begin(step);
-    parallel::Hidden hidden = model.embed(view);
-    for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
-    return hidden;
+    parts_.context.ops->gather_tokens(
+        {.history = history_, .slots = step.token_slots, .positions = view.positions, .ids = view.token_ids});
+    hidden = model.embed(view);
+  } else {
+    hidden = model.entrance(view);
   }
-  parallel::Lane& lane = *parts_.lanes->from_previous;
-  Tensor like = Tensor::contiguous(nullptr, parts_.context.dtype, {view.local_tokens, parts_.hidden_size});
-  uint64_t number = lane.post_receive(like);
-  Tensor arrived = lane.received(number, stream());
-  trace_begin(step);
-  parallel::Hidden hidden = model.enter(arrived, view);
-  lane.release(number, stream());
   for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
-  return hidden;
+  if (!mesh().last_stage()) return model.leave(hidden);
+  return view.num_samples > 0 ? model.head(hidden, view) : Tensor{};
 }
 
 void ModelRunner::trace_begin(const PreparedStep& step) {
@@ -140,18 +176,20 @@ void ModelRunner::trace_begin(const PreparedStep& step) {
   parts_.hooks.trace->begin(step.step, step.view.num_tokens, step.decode_only, stream());
 }
 
-void ModelRunner::sample(parallel::Hidden& hidden, const sched::StepPlan& plan, const PreparedStep& step) {
-  Tensor logits = parts_.model->head(hidden, step.view);
-  if (parts_.hooks.on_logits) parts_.hooks.on_logits(plan, logits, stream());
+Tensor ModelRunner::sample(const Tensor& logits, const PreparedStep& step) {
   Tensor records = parts_.sampler->sample(logits, step, history_);
   scatter(records, step.sample_slots, step.sample_positions);
+  return records;
+}
+
+// To the first stage, or on a rank that is first and last to its own host.
+void ModelRunner::hand_over(const Tensor& records, const PreparedStep& step) {
   if (!mesh().first_stage()) {
     parts_.lanes->tokens_to_first->send(records, stream());
     return;
   }
-  InFlight& entry = in_flight(step.step);
   Tensor host = records;
-  host.data = entry.results.data();
+  host.data = in_flight(step.step).results.data();
   stream().copy(host, records);
 }
 

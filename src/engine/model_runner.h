@@ -9,6 +9,7 @@
 
 #include "parallel/pipeline.h"
 #include "src/engine/engine_options.h"
+#include "src/engine/graph_cache.h"
 #include "src/engine/kv_cache.h"
 #include "src/engine/sampler.h"
 #include "src/engine/step_inputs.h"
@@ -40,6 +41,10 @@ class ModelRunner {
  public:
   static Result<std::unique_ptr<ModelRunner>> create(const RunnerParts& parts, const EngineOptions& options);
   static int64_t history_bytes(const EngineOptions& options);
+
+  // Captures the decode steps that EngineOptions::graph_sizes asks for, the largest first, each once it has
+  // run on padding alone. Collective over the tensor group, and before the first step.
+  Status capture_graphs();
 
   // Issues one step.
   Status execute(const sched::StepPlan& plan);
@@ -73,11 +78,19 @@ class ModelRunner {
   InFlight& in_flight(uint64_t step) { return ring_[step % ring_.size()]; }
   const InFlight& in_flight(uint64_t step) const { return ring_[step % ring_.size()]; }
 
-  void update_history(const sched::StepPlan& plan, const PreparedStep& step);
+  // The graphs' size for the plan; 0: it is issued anew.
+  int64_t bucket_of(const sched::StepPlan& plan) const;
+  Status capture(int64_t bucket);
+  void take_history(const sched::StepPlan& plan, const PreparedStep& step);
+  void receive_activations(const PreparedStep& step);
   void apply_returned_tokens(uint64_t through_step);
-  parallel::Hidden forward(const PreparedStep& step);
+  // Layers, from the history or what was received, to logits (last stage, if anything is sampled) or what
+  // leaves.
+  Tensor forward(const PreparedStep& step);
+  // Tokens of `logits`, into the history; their records.
+  Tensor sample(const Tensor& logits, const PreparedStep& step);
+  void hand_over(const Tensor& records, const PreparedStep& step);
   void trace_begin(const PreparedStep& step);
-  void sample(parallel::Hidden& hidden, const sched::StepPlan& plan, const PreparedStep& step);
   void return_tokens(const PreparedStep& step);
   void scatter(const Tensor& records, const Tensor& slots, const Tensor& positions);
   device::Stream& stream() const { return parts_.context.ops->stream(); }
@@ -86,6 +99,7 @@ class ModelRunner {
   RunnerParts parts_;
   EngineOptions options_;
   sched::Mirror mirror_;
+  GraphCache graphs_;
   std::unique_ptr<StepInputs> inputs_;
   device::Buffer history_buffer_;
   Tensor history_;  // i32 [max_num_seqs, max_model_len]

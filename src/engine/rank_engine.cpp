@@ -130,6 +130,7 @@ Status RankEngine::build() {
                                         .hidden_size = config.hidden_size,
                                         .hooks = parts_.hooks},
                                        options_));
+  RETURN_IF_ERROR(capture_graphs());
   if (parts_.hooks.on_phase) parts_.hooks.on_phase("idle");
   return parts_.world->barrier(Deadline::after_seconds(kAgreeDeadlineSeconds));
 }
@@ -156,7 +157,9 @@ Status RankEngine::agree_on_blocks() {
 }
 
 Result<comm::Communicator*> RankEngine::connect(const std::string& name, const std::vector<int>& ranks) {
-  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made, parts_.world->make_communicator(ranks, name));
+  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made,
+                   parts_.make_communicator ? parts_.make_communicator(ranks, name)
+                                            : parts_.world->make_communicator(ranks, name));
   communicators_.push_back(std::move(made));
   return communicators_.back().get();
 }
@@ -210,6 +213,23 @@ Status RankEngine::load() {
     RETURN_IF_ERROR(parts_.ops->prepare_weight(*op_state_, *compute_, *slot.target));
   }
   return compute_->synchronize(Deadline::after_seconds(kAgreeDeadlineSeconds));
+}
+
+Status RankEngine::capture_graphs() {
+  if (options_.graph_sizes.empty()) return ok_status();
+  if (parts_.hooks.on_phase) parts_.hooks.on_phase("capturing graphs");
+  TimePoint begin = Clock::now();
+  ASSIGN_OR_RETURN(device::MemoryInfo before, parts_.backend->memory_info());
+  RETURN_IF_ERROR(runner_->capture_graphs());
+  ASSIGN_OR_RETURN(device::MemoryInfo after, parts_.backend->memory_info());
+  if (mesh_.rank() != 0) return ok_status();
+  log_info("decode graphs for {} batch sizes up to {}, captured in {} s, {} of device memory ({} planned)",
+           options_.graph_sizes.size(),
+           options_.graph_sizes.back(),
+           seconds_between(begin, Clock::now()),
+           human_bytes(before.free_bytes - after.free_bytes),
+           human_bytes(plan_.graph_bytes));
+  return ok_status();
 }
 
 Status RankEngine::poll() const {

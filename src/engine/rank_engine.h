@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,10 @@ struct RankEngineParts {
   const kernels::OpTable* ops = nullptr;
   const checkpoint::Checkpoint* checkpoint = nullptr;
   EngineHooks hooks;
+  // Makes a group whose tensors lie on the backend's device; empty: the world's own.
+  std::function<Result<std::unique_ptr<comm::Communicator>>(std::span<const int> world_ranks,
+                                                            const std::string& name)>
+      make_communicator;
   std::function<void(int64_t bytes_done, int64_t bytes_total)> load_progress;
 };
 
@@ -68,6 +73,7 @@ class RankEngine {
   Status make_lanes();
   Status load();
   Status agree_on_blocks();
+  Status capture_graphs();
 
   RankEngineParts parts_;
   EngineOptions options_;

@@ -5,7 +5,7 @@
 
 namespace llm_dist::engine {
 namespace {
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kAlignment = 64;
 constexpr int64_t kIntBytes = 4;
 constexpr int64_t kRowBytes = sizeof(kernels::SampleRow);
 
@@ -15,59 +15,81 @@ bool is_plain_greedy(const kernels::SampleRow& row) {
 }
 }  // namespace
 
-StepInputs::Offsets StepInputs::layout_of(const EngineOptions& options) {
+StepInputs::Counts StepInputs::most(const EngineOptions& options) {
+  return {.tokens = options.padded_tokens(),
+          .sequences = options.max_num_seqs,
+          .samples = options.padded_samples(),
+          .new_tokens = options.padded_tokens()};
+}
+
+// What only prompts have comes last: it moves nothing in a step of decodes.
+StepInputs::Offsets StepInputs::layout_of(const EngineOptions& options, const Counts& counts) {
   Offsets at{};
   auto take = [&at](int64_t bytes) {
     int64_t offset = at.bytes;
     at.bytes += EngineOptions::round_up(bytes, kAlignment);
     return offset;
   };
-  int64_t tokens = options.padded_tokens() * kIntBytes;
-  int64_t samples = options.padded_samples();
-  at.token_slots = take(tokens);
-  at.positions = take(tokens);
-  at.kv_slots = take(tokens);
-  at.query_starts = take((options.max_num_seqs + 1) * kIntBytes);
-  at.context_lens = take(options.max_num_seqs * kIntBytes);
-  at.sample_rows = take(samples * kIntBytes);
-  at.sample_params = take(samples * kRowBytes);
-  at.new_slots = take(tokens);
-  at.new_positions = take(tokens);
-  at.new_tokens = take(tokens);
-  at.block_tables = take(options.max_num_seqs * options.max_blocks_per_sequence() * kIntBytes);
-  at.sample_slots = take(samples * kIntBytes);
-  at.sample_positions = take(samples * kIntBytes);
-  at.token_ids = take(tokens);
+  at.token_slots = take(counts.tokens * kIntBytes);
+  at.positions = take(counts.tokens * kIntBytes);
+  at.kv_slots = take(counts.tokens * kIntBytes);
+  at.query_starts = take((counts.sequences + 1) * kIntBytes);
+  at.context_lens = take(counts.sequences * kIntBytes);
+  at.sample_rows = take(counts.samples * kIntBytes);
+  at.sample_slots = take(counts.samples * kIntBytes);
+  at.sample_positions = take(counts.samples * kIntBytes);
+  at.sample_params = take(counts.samples * kRowBytes);
+  at.block_tables = take(counts.sequences * options.max_blocks_per_sequence() * kIntBytes);
+  at.new_slots = take(counts.new_tokens * kIntBytes);
+  at.new_positions = take(counts.new_tokens * kIntBytes);
+  at.new_tokens = take(counts.new_tokens * kIntBytes);
   return at;
 }
 
-int64_t StepInputs::device_bytes(const EngineOptions& options) { return layout_of(options).bytes; }
+int64_t StepInputs::device_bytes(const EngineOptions& options) {
+  return layout_of(options, most(options)).bytes + options.padded_tokens() * kIntBytes;
+}
 
 StepInputs::StepInputs(device::Backend&, const EngineOptions& options)
     : options_(options),
-      offsets_(layout_of(options)),
       max_blocks_(options.max_blocks_per_sequence()),
       known_tokens_(static_cast<size_t>(options.max_num_seqs * options.max_model_len)) {}
 
 Result<std::unique_ptr<StepInputs>> StepInputs::create(device::Backend& backend,
                                                        const EngineOptions& options) {
   std::unique_ptr<StepInputs> inputs(new StepInputs(backend, options));
-  ASSIGN_OR_RETURN(inputs->device_, backend.allocate(inputs->offsets_.bytes, device::MemoryKind::kDevice));
+  int64_t bytes = layout_of(options, most(options)).bytes;
+  ASSIGN_OR_RETURN(inputs->device_, backend.allocate(bytes, device::MemoryKind::kDevice));
+  ASSIGN_OR_RETURN(inputs->token_ids_,
+                   backend.allocate(options.padded_tokens() * kIntBytes, device::MemoryKind::kDevice));
   int depth = options.max_steps_in_flight() + 1;
   int64_t index_bytes = 2 * EngineOptions::round_up(options.padded_samples() * kIntBytes, kAlignment);
   for (int i = 0; i < depth; ++i) {
     Staging staging;
-    ASSIGN_OR_RETURN(staging.buffer, backend.allocate(inputs->offsets_.bytes, device::MemoryKind::kPinned));
+    ASSIGN_OR_RETURN(staging.buffer, backend.allocate(bytes, device::MemoryKind::kPinned));
     staging.copied = backend.make_event();
     inputs->stagings_.push_back(std::move(staging));
+    if (options.layout.pp == 1) continue;
     ASSIGN_OR_RETURN(device::Buffer index, backend.allocate(index_bytes, device::MemoryKind::kDevice));
     inputs->sample_index_.push_back(std::move(index));
   }
   return inputs;
 }
 
-Tensor StepInputs::token_ids(int64_t num_tokens) const {
-  return device_.view(DType::kI32, {num_tokens}, offsets_.token_ids);
+StepInputs::Counts StepInputs::count(const sched::StepPlan& plan,
+                                     const sched::Mirror& mirror,
+                                     int64_t bucket) const {
+  bool local = options_.layout.sequence_parallel && options_.layout.tp > 1;
+  auto sequences = static_cast<int64_t>(plan.runs.size());
+  Counts counts{
+      .tokens = EngineOptions::round_up(std::max(plan.num_tokens(), bucket), local ? options_.layout.tp : 1),
+      .sequences = std::max(sequences, bucket),
+      .samples = EngineOptions::round_up(std::max(plan.num_samples(), bucket), options_.layout.tp)};
+  for (const sched::SlotRun& run : plan.runs) {
+    int32_t end = std::min(run.begin + run.count, mirror.slot(run.slot).params.num_tokens);
+    counts.new_tokens += std::max(0, end - run.begin);
+  }
+  return counts;
 }
 
 // A prompt enters with its sequence, but the history takes it chunk by chunk as it runs: a long one never
@@ -135,79 +157,95 @@ void StepInputs::stage_run(const sched::SlotRun& run, const sched::Mirror& mirro
   stage_new_tokens(run, slot);
   if (run.samples != 0) stage_sample(run, slot);
   prepared_.decode_only = prepared_.decode_only && run.count == 1;
+  parallel::StepBounds& bounds = prepared_.view.bounds;
+  bounds.max_query_len = std::max<int64_t>(bounds.max_query_len, run.count);
+  bounds.max_context_len = std::max<int64_t>(bounds.max_context_len, run.begin + run.count);
 }
 
-// Every rank of a tensor group gets the same number of rows, padding included.
-void StepInputs::pad(const sched::StepPlan& plan) {
-  parallel::StepView& view = prepared_.view;
-  bool local = options_.layout.sequence_parallel && options_.layout.tp > 1;
-  view.num_tokens = EngineOptions::round_up(num_tokens_, local ? options_.layout.tp : 1);
-  view.local_tokens = local ? view.num_tokens / options_.layout.tp : view.num_tokens;
-  view.num_sequences = num_sequences_;
-  view.num_samples = EngineOptions::round_up(num_samples_, options_.layout.tp);
-  for (int64_t i = num_tokens_; i < view.num_tokens; ++i) {
+// Every rank of a tensor group gets the same number of rows, padding included. Sequences that pad have no
+// queries.
+void StepInputs::pad() {
+  for (int64_t i = num_tokens_; i < counts_.tokens; ++i) {
     host<int32_t>(offsets_.token_slots)[i] = -1;
     host<int32_t>(offsets_.positions)[i] = 0;
     host<int32_t>(offsets_.kv_slots)[i] = -1;
   }
-  for (int64_t i = num_samples_; i < view.num_samples; ++i) {
+  for (int64_t i = num_sequences_; i < counts_.sequences; ++i) {
+    host<int32_t>(offsets_.context_lens)[i] = 0;
+    host<int32_t>(offsets_.query_starts)[i + 1] = static_cast<int32_t>(num_tokens_);
+  }
+  for (int64_t i = num_samples_; i < counts_.samples; ++i) {
     host<kernels::SampleRow>(offsets_.sample_params)[i] = {.temperature = 0.0f};
     host<int32_t>(offsets_.sample_rows)[i] = -1;
     host<int32_t>(offsets_.sample_slots)[i] = -1;
     host<int32_t>(offsets_.sample_positions)[i] = 0;
   }
-  prepared_.step = plan.step;
-  prepared_.num_real_samples = num_samples_;
 }
 
-Tensor StepInputs::upload(int64_t offset,
-                          DType dtype,
-                          std::initializer_list<int64_t> shape,
-                          device::Stream& stream) {
-  Tensor to = device_.view(dtype, shape, offset);
-  Tensor from = to;
-  from.data = staging_->buffer.data() + offset;
-  if (to.numel() > 0) stream.copy(to, from);
-  return to;
+void StepInputs::view_inputs() {
+  parallel::StepView& view = prepared_.view;
+  view.num_tokens = counts_.tokens;
+  bool local = options_.layout.sequence_parallel && options_.layout.tp > 1;
+  view.local_tokens = local ? view.num_tokens / options_.layout.tp : view.num_tokens;
+  view.num_sequences = counts_.sequences;
+  view.num_samples = counts_.samples;
+  auto ints = [&](int64_t offset, std::initializer_list<int64_t> shape) {
+    return device_.view(DType::kI32, shape, offset);
+  };
+  view.token_ids = token_ids_.view(DType::kI32, {counts_.tokens});
+  view.positions = ints(offsets_.positions, {counts_.tokens});
+  view.kv_slots = ints(offsets_.kv_slots, {counts_.tokens});
+  view.query_starts = ints(offsets_.query_starts, {counts_.sequences + 1});
+  view.context_lens = ints(offsets_.context_lens, {counts_.sequences});
+  view.block_tables = ints(offsets_.block_tables, {counts_.sequences, max_blocks_});
+  view.sample_rows = ints(offsets_.sample_rows, {counts_.samples});
+  view.bounds.query_starts_host = host<int32_t>(offsets_.query_starts);
+  view.bounds.context_lens_host = host<int32_t>(offsets_.context_lens);
+  prepared_.token_slots = ints(offsets_.token_slots, {counts_.tokens});
+  prepared_.new_slots = ints(offsets_.new_slots, {counts_.new_tokens});
+  prepared_.new_positions = ints(offsets_.new_positions, {counts_.new_tokens});
+  prepared_.new_tokens = ints(offsets_.new_tokens, {counts_.new_tokens});
+  prepared_.sample_rows_params =
+      device_.view(DType::kU8, {counts_.samples, kRowBytes}, offsets_.sample_params);
+  prepared_.sample_slots = ints(offsets_.sample_slots, {counts_.samples});
+  prepared_.sample_positions = ints(offsets_.sample_positions, {counts_.samples});
+}
+
+void StepInputs::keep_sample_index(uint64_t step, device::Stream& stream) {
+  if (sample_index_.empty()) return;
+  const device::Buffer& index = sample_index_[step % sample_index_.size()];
+  prepared_.kept_slots = index.view(DType::kI32, {counts_.samples});
+  prepared_.kept_positions = index.view(DType::kI32, {counts_.samples}, index.bytes() / 2);
+  if (counts_.samples == 0) return;
+  stream.copy(prepared_.kept_slots, prepared_.sample_slots);
+  stream.copy(prepared_.kept_positions, prepared_.sample_positions);
 }
 
 Result<PreparedStep> StepInputs::prepare(const sched::StepPlan& plan,
                                          const sched::Mirror& mirror,
-                                         device::Stream& stream) {
+                                         device::Stream& stream,
+                                         int64_t bucket) {
   staging_ = &stagings_[plan.step % stagings_.size()];
   RETURN_IF_ERROR(staging_->copied->wait(Deadline::after_seconds(options_.step_deadline_seconds)));
-  prepared_ = {};
+  prepared_ = {.step = plan.step};
+  counts_ = count(plan, mirror, bucket);
+  offsets_ = layout_of(options_, counts_);
   num_tokens_ = num_sequences_ = num_samples_ = num_new_ = 0;
+  prepared_.view.bounds.max_query_len = bucket > 0 ? 1 : 0;
   host<int32_t>(offsets_.query_starts)[0] = 0;
   remember_tokens(plan);
   for (const sched::SlotRun& run : plan.runs) stage_run(run, mirror);
-  pad(plan);
-
-  parallel::StepView& view = prepared_.view;
-  prepared_.token_slots = upload(offsets_.token_slots, DType::kI32, {view.num_tokens}, stream);
-  view.token_ids = token_ids(view.num_tokens);
-  view.positions = upload(offsets_.positions, DType::kI32, {view.num_tokens}, stream);
-  view.kv_slots = upload(offsets_.kv_slots, DType::kI32, {view.num_tokens}, stream);
-  view.query_starts = upload(offsets_.query_starts, DType::kI32, {view.num_sequences + 1}, stream);
-  view.context_lens = upload(offsets_.context_lens, DType::kI32, {view.num_sequences}, stream);
-  view.block_tables = upload(offsets_.block_tables, DType::kI32, {view.num_sequences, max_blocks_}, stream);
-  view.sample_rows = upload(offsets_.sample_rows, DType::kI32, {view.num_samples}, stream);
-  prepared_.new_slots = upload(offsets_.new_slots, DType::kI32, {num_new_}, stream);
-  prepared_.new_positions = upload(offsets_.new_positions, DType::kI32, {num_new_}, stream);
-  prepared_.new_tokens = upload(offsets_.new_tokens, DType::kI32, {num_new_}, stream);
-  prepared_.sample_rows_params =
-      upload(offsets_.sample_params, DType::kU8, {view.num_samples, kRowBytes}, stream);
-
-  const device::Buffer& index = sample_index_[plan.step % sample_index_.size()];
-  prepared_.sample_slots = index.view(DType::kI32, {view.num_samples});
-  prepared_.sample_positions = index.view(DType::kI32, {view.num_samples}, index.bytes() / 2);
-  if (view.num_samples > 0) {
-    auto staged = [&](int64_t offset) {
-      return Tensor::contiguous(staging_->buffer.data() + offset, DType::kI32, {view.num_samples});
-    };
-    stream.copy(prepared_.sample_slots, staged(offsets_.sample_slots));
-    stream.copy(prepared_.sample_positions, staged(offsets_.sample_positions));
+  pad();
+  prepared_.num_real_samples = num_samples_;
+  view_inputs();
+  if (offsets_.bytes > 0) {
+    Tensor to = device_.view(DType::kU8, {offsets_.bytes});
+    Tensor from = to;
+    from.data = staging_->buffer.data();
+    from.device = {};
+    stream.copy(to, from);
   }
+  keep_sample_index(plan.step, stream);
   stream.record(*staging_->copied);
   return prepared_;
 }

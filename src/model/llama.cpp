@@ -34,6 +34,7 @@ class LlamaAttention {
              options.config.hidden_size,
              options.config.attention_bias) {}
 
+  void plan(const StepView& step) const { attention_.plan(step); }
   Tensor forward(const Tensor& x, const StepView& step) const {
     return out_.forward(attention_.forward(qkv_.forward(x, step), step), step);
   }
@@ -97,6 +98,7 @@ class LlamaBlock {
         mlp_norm_(context, name + ".post_attention_layernorm", options.config.hidden_size, epsilon(options)),
         mlp_(context, options, name + ".mlp") {}
 
+  void plan(const StepView& step) const { attention_.plan(step); }
   void forward(Hidden& hidden, const StepView& step) const {
     Tensor x =
         hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
@@ -152,10 +154,9 @@ class Llama : public Model {
   }
   int num_blocks() const override { return static_cast<int>(blocks_.size()); }
 
+  void plan(const StepView& step) override { blocks_.front()->plan(step); }
   Hidden embed(const StepView& step) override { return stream_.start(embedding_->forward(step), step); }
-  Hidden enter(const Tensor& received, const StepView& step) override {
-    return stream_.start(received, step);
-  }
+  Hidden entrance(const StepView& step) override { return stream_.entrance(step); }
   void block(int index, Hidden& hidden, const StepView& step) override {
     blocks_[static_cast<size_t>(index)]->forward(hidden, step);
   }

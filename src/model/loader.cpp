@@ -124,23 +124,30 @@ class Reader {
     return ok_status();
   }
 
+  void convert(const Transfer& transfer, const std::byte* from, std::byte* to) {
+    int64_t k = transfer.piece->col_count;
+    row_.resize(static_cast<size_t>(k));
+    for (int64_t r = 0; r < transfer.row_count; ++r) {
+      convert_row(transfer.from,
+                  from + r * row_bytes(transfer.from, k),
+                  transfer.to,
+                  to + r * row_bytes(transfer.to, k),
+                  row_.data(),
+                  k);
+    }
+  }
+
   void place(size_t begin, size_t end, const std::byte* source, std::byte* converted) {
     for (size_t i = begin; i < end; ++i) {
       const Transfer& transfer = staged_[i];
-      int64_t k = transfer.piece->col_count;
-      row_.resize(static_cast<size_t>(k));
-      for (int64_t r = 0; r < transfer.row_count; ++r) {
-        const std::byte* from = source + r * row_bytes(transfer.from, k);
-        std::byte* to = converted + r * row_bytes(transfer.to, k);
-        if (transfer.from == transfer.to) {
-          std::memcpy(to, from, static_cast<size_t>(row_bytes(transfer.to, k)));
-        } else {
-          convert_row(transfer.from, from, transfer.to, to, row_.data(), k);
-        }
+      const std::byte* staged = source;
+      if (transfer.from != transfer.to) {
+        convert(transfer, source, converted);
+        staged = converted;
       }
       int64_t bytes = transfer.destination_bytes();
       stream_.copy(Tensor::contiguous(transfer.destination, DType::kU8, {bytes}, backend_.device()),
-                   Tensor::contiguous(converted, DType::kU8, {bytes}));
+                   Tensor::contiguous(const_cast<std::byte*>(staged), DType::kU8, {bytes}));
       source += transfer.source_bytes();
       converted += bytes;
     }

@@ -21,10 +21,12 @@ class Model {
   virtual KvSpec kv_spec() const = 0;
   virtual int num_blocks() const = 0;
 
+  // Once a step, before everything else: prepares what the layers share. Never part of a graph.
+  virtual void plan(const parallel::StepView& step) = 0;
   // First stage: token ids → the residual stream.
   virtual parallel::Hidden embed(const parallel::StepView& step) = 0;
-  // Other stages: what the previous one finished with, [local_tokens, hidden].
-  virtual parallel::Hidden enter(const Tensor& received, const parallel::StepView& step) = 0;
+  // Other stages: the residual stream, still to be filled with what the previous one finished with.
+  virtual parallel::Hidden entrance(const parallel::StepView& step) = 0;
   // Block `index` of this stage, from 0.
   virtual void block(int index, parallel::Hidden& hidden, const parallel::StepView& step) = 0;
   // Stages before the last: what the next one starts from, [local_tokens, hidden].

@@ -7,6 +7,7 @@
 #include "src/base/dtype.h"
 #include "src/base/log.h"
 #include "src/base/nearest.h"
+#include "src/base/run_time_module.h"
 #include "src/base/status.h"
 #include "src/base/tensor.h"
 #include "src/base/token_mask.h"
@@ -98,6 +99,24 @@ TEST(Nearest, CountsEditsAndTakesTheFirstOfEquals) {
   EXPECT_EQ(nearest_word("temprature", known), "temperature");
   EXPECT_EQ(nearest_word("top_x", known), "top_p");
   EXPECT_EQ(nearest_word("anything", {}), "");
+}
+
+TEST(RunTimeModule, FoldersBesideTheExecutableAndAbove) {
+  auto folders = module_folders("/opt/llm/bin/llm-dist", "");
+  ASSERT_GE(folders.size(), 2u);
+  EXPECT_EQ(folders[0], "/opt/llm/bin/lib/llm-dist");
+  EXPECT_EQ(folders[1], "/opt/llm/lib/llm-dist");
+  EXPECT_EQ(module_folders("/opt/llm/bin/llm-dist", "/m"), std::vector<std::string>{"/m"});
+}
+
+TEST(RunTimeModule, SaysWhatIsMissing) {
+  auto opened = open_module({.file = "libno_such_module.so",
+                             .entry = "entry",
+                             .how_to_build = "build it",
+                             .how_to_install = "install it"});
+  ASSERT_FALSE(opened.ok());
+  EXPECT_NE(opened.status().message().find("libno_such_module.so is not in"), std::string::npos);
+  EXPECT_NE(opened.status().message().find("build it"), std::string::npos);
 }
 
 TEST(TokenMask, ReadsBits) {

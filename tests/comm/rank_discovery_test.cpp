@@ -105,15 +105,6 @@ TEST(Hosts, LocalRanksFollowHostAndKernel) {
   EXPECT_EQ(hosts[3].local_rank, 0);
 }
 
-TEST(ModuleFolders, BesideTheExecutableAndAbove) {
-  auto folders = module_folders("/opt/llm/bin/llm-dist", {});
-  ASSERT_GE(folders.size(), 2u);
-  EXPECT_EQ(folders[0], "/opt/llm/bin/lib/llm-dist");
-  EXPECT_EQ(folders[1], "/opt/llm/lib/llm-dist");
-  EXPECT_EQ(module_folders("/opt/llm/bin/llm-dist", {{"LLM_DIST_MODULE_DIR", "/m"}}),
-            std::vector<std::string>{"/m"});
-}
-
 TEST(MakeWorld, OneProcessNeedsNoModule) {
   auto world = make_world({}, {});
   ASSERT_TRUE(world.ok());

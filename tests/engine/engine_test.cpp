@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "src/device/cpu/cpu_stream.h"
-#include "tests/golden/golden_case.h"
+#include "tests/engine/requests.h"
 
 namespace llm_dist::engine {
 namespace {
@@ -17,38 +17,6 @@ using parallel::Layout;
 
 // What two orders of summation may make of a logit.
 constexpr float kEpsilon = 1e-3f;
-
-sched::SequenceRequest random_request(std::mt19937& random, int64_t vocab_size, uint64_t tag) {
-  auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  std::vector<int32_t> prompt(static_cast<size_t>(draw(2, 30)));
-  for (int32_t& token : prompt) token = draw(0, static_cast<int>(vocab_size) - 1);
-  return greedy_request(std::move(prompt), draw(4, 30), tag);
-}
-
-std::vector<sched::SequenceRequest> random_requests(const GoldenCase& golden, size_t count) {
-  std::mt19937 random(7);
-  std::vector<sched::SequenceRequest> requests;
-  for (size_t i = 0; i < count; ++i) requests.push_back(random_request(random, golden.vocab_size(), i));
-  return requests;
-}
-
-std::unique_ptr<Replica> start(const GoldenCase& golden, ReplicaOptions options) {
-  auto replica = Replica::start(*golden.checkpoint, std::move(options));
-  CHECK(replica.ok(), "{}", replica.status().to_string());
-  return std::move(replica).value();
-}
-
-std::vector<std::vector<int32_t>> tokens_of(const std::vector<Output>& outputs) {
-  std::vector<std::vector<int32_t>> tokens;
-  for (const Output& output : outputs) tokens.push_back(output.tokens);
-  return tokens;
-}
-
-std::vector<std::vector<int32_t>> generate(const GoldenCase& golden,
-                                           const EngineOptions& options,
-                                           std::vector<sched::SequenceRequest> requests) {
-  return tokens_of(start(golden, {.engine = options})->generate(std::move(requests)));
-}
 
 // Replays sequences one by one in a plain loop and checks every token against the logits there.
 class Replay {

@@ -87,19 +87,26 @@ Status Replica::run_rank(int index, const checkpoint::Checkpoint& checkpoint) {
   std::unique_ptr<comm::World> world = world_->join(index);
   std::unique_ptr<device::Backend> backend =
       device::make_cpu_backend({.threads = options_.engine.threads, .before_task = options_.before_task});
+  if (options_.make_backend) {
+    ASSIGN_OR_RETURN(backend, options_.make_backend(index));
+  }
   std::unique_ptr<comm::HostChannel> channel;
   if (world->rank_info().size > 1) {
     ASSIGN_OR_RETURN(channel, comm::make_host_channel({.world = host_world(*world)}));
   }
   EngineHooks hooks;
   if (options_.hooks) hooks = options_.hooks(index);
-  ASSIGN_OR_RETURN(std::unique_ptr<RankEngine> rank,
-                   RankEngine::create({.world = world.get(),
-                                       .backend = backend.get(),
-                                       .ops = options_.ops,
-                                       .checkpoint = &checkpoint,
-                                       .hooks = hooks},
-                                      options_.engine));
+  RankEngineParts parts{.world = world.get(),
+                        .backend = backend.get(),
+                        .ops = options_.ops,
+                        .checkpoint = &checkpoint,
+                        .hooks = hooks};
+  if (options_.make_communicator) {
+    parts.make_communicator = [&](std::span<const int> ranks, const std::string& name) {
+      return options_.make_communicator(*world, ranks, name);
+    };
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<RankEngine> rank, RankEngine::create(parts, options_.engine));
   ranks_[static_cast<size_t>(index)] = std::move(rank);
   RankEngine& self = *ranks_[static_cast<size_t>(index)];
   Status end;

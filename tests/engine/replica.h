@@ -23,6 +23,11 @@ struct ReplicaOptions {
   std::function<EngineHooks(int rank)> hooks;
   // Of each rank's streams (device::CpuBackendOptions::before_task): where tests inject delays.
   std::function<void(const std::string& stream, uint64_t task)> before_task;
+  // Of another device than the CPU: each rank's backend and groups.
+  std::function<Result<std::unique_ptr<device::Backend>>(int rank)> make_backend;
+  std::function<Result<std::unique_ptr<comm::Communicator>>(
+      comm::World& world, std::span<const int> world_ranks, const std::string& name)>
+      make_communicator;
 };
 
 // What one sequence yielded.

@@ -7,3 +7,6 @@ llm_dist_test(cpu_ops_allocation_test LABEL cpu SOURCES cpu_ops_allocation_test.
 add_executable(cpu_ops_bench cpu_ops_bench.cpp)
 llm_dist_target_defaults(cpu_ops_bench)
 target_link_libraries(cpu_ops_bench PRIVATE llm_dist_kernels)
+if(LLM_DIST_HAS_CUDA)
+  llm_dist_test(cuda_ops_test LABEL gpu SOURCES cuda_ops_test.cpp LIBS llm_dist_kernels hwy::hwy)
+endif()

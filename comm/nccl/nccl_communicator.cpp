@@ -1,0 +1,230 @@
+#include "comm/nccl/nccl_communicator.h"
+
+#include <cuda_runtime.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace llm_dist::comm {
+namespace {
+
+constexpr int kPartBytes = 1024;
+
+Status nccl_status(ncclResult_t result, ncclComm_t comm, std::string_view what) {
+  if (result == ncclSuccess || result == ncclInProgress) return ok_status();
+  StatusCode code = result == ncclRemoteError ? StatusCode::kUnavailable : StatusCode::kInternal;
+  const char* detail = ncclGetLastError(comm);
+  return {code, format("{}: {} {}", what, ncclGetErrorString(result), detail == nullptr ? "" : detail)};
+}
+
+ncclDataType_t data_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return ncclFloat32;
+    case DType::kF16: return ncclFloat16;
+    case DType::kBF16: return ncclBfloat16;
+    case DType::kI32: return ncclInt32;
+    case DType::kI64: return ncclInt64;
+    case DType::kU8: return ncclUint8;
+  }
+  return ncclUint8;
+}
+
+ncclRedOp_t reduction(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return ncclSum;
+    case ReduceOp::kMax: return ncclMax;
+    case ReduceOp::kMin: return ncclMin;
+  }
+  return ncclSum;
+}
+
+size_t count_of(const Tensor& tensor) {
+  CHECK(tensor.is_contiguous(), "{}", tensor.to_string());
+  return static_cast<size_t>(tensor.numel());
+}
+
+// Runs every kind of collective once, so that no later call has a peer to wait for: it only issues.
+ncclResult_t connect_peers(ncclComm_t comm, int size, std::byte* memory, cudaStream_t stream) {
+  auto at = [memory](int part) { return memory + part * kPartBytes; };
+  ncclResult_t result = ncclAllReduce(memory, memory, kPartBytes / 4, ncclFloat32, ncclSum, comm, stream);
+  if (result == ncclSuccess)
+    result = ncclAllGather(at(size), memory, kPartBytes / 4, ncclFloat32, comm, stream);
+  if (result == ncclSuccess)
+    result = ncclReduceScatter(memory, at(size), kPartBytes / 4, ncclFloat32, ncclSum, comm, stream);
+  if (result == ncclSuccess)
+    result = ncclBroadcast(memory, memory, kPartBytes / 4, ncclFloat32, 0, comm, stream);
+  if (result != ncclSuccess) return result;
+  (void)ncclGroupStart();
+  for (int peer = 0; peer < size; ++peer) {
+    (void)ncclSend(at(peer), kPartBytes / 4, ncclFloat32, peer, comm, stream);
+    (void)ncclRecv(at(size + peer), kPartBytes / 4, ncclFloat32, peer, comm, stream);
+  }
+  return ncclGroupEnd();
+}
+
+// What the connecting thread and whoever waits for it share: the thread may outlive the wait.
+struct Connecting {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  Status status;
+  ncclComm_t comm = nullptr;
+
+  void finish(Status result) {
+    std::lock_guard lock(mutex);
+    status = std::move(result);
+    done = true;
+    changed.notify_all();
+  }
+};
+
+Status cuda_status(cudaError_t error, std::string_view what) {
+  return error == cudaSuccess ? ok_status()
+                              : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
+}
+
+Status connect_all(const NcclGroup& group, const ncclUniqueId& id, ncclComm_t& comm) {
+  RETURN_IF_ERROR(cuda_status(cudaSetDevice(group.device_index), "cudaSetDevice"));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  RETURN_IF_ERROR(nccl_status(
+      ncclCommInitRankConfig(&comm, group.info.size, id, group.info.rank, &config), comm, "NCCL"));
+  void* memory = nullptr;
+  cudaStream_t stream = nullptr;
+  RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"));
+  Status status =
+      cuda_status(cudaMalloc(&memory, static_cast<size_t>(2 * group.info.size) * kPartBytes), "cudaMalloc");
+  if (status.ok()) {
+    status = nccl_status(
+        connect_peers(comm, group.info.size, static_cast<std::byte*>(memory), stream), comm, "NCCL");
+  }
+  if (status.ok()) status = cuda_status(cudaStreamSynchronize(stream), "the first collectives");
+  (void)cudaFree(memory);
+  (void)cudaStreamDestroy(stream);
+  return status;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> NcclCommunicator::connect(const NcclGroup& group, Deadline deadline) {
+  ncclUniqueId id;
+  if (group.id.size() != sizeof id) return data_loss("the id of an NCCL group");
+  std::memcpy(&id, group.id.data(), sizeof id);
+  auto connecting = std::make_shared<Connecting>();
+  std::thread([connecting, group, id] {
+    connecting->finish(connect_all(group, id, connecting->comm));
+  }).detach();
+  std::unique_lock lock(connecting->mutex);
+  if (!connecting->changed.wait_until(lock, deadline.when(), [&] { return connecting->done; })) {
+    return deadline_exceeded(
+        format("the GPUs of group {} did not get in touch with each other in time", group.info.name));
+  }
+  if (!connecting->status.ok())
+    return connecting->status.with_context(format("connecting the GPUs of group {}", group.info.name));
+  std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(group));
+  made->comm_ = connecting->comm;
+  return std::unique_ptr<Communicator>(std::move(made));
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (comm_ == nullptr || aborted_.load()) return;
+  // Of a group in good order everything issued has run: there is nobody left to tell, and nothing to flush.
+  (void)ncclCommAbort(comm_);
+}
+
+template <typename Call>
+void NcclCommunicator::issue(device::Stream& stream, const char* what, Call&& call) {
+  CHECK(stream.device().type == DeviceType::kCuda, "{} of NCCL on a stream of another device", what);
+  Status status = error_.get();
+  if (status.ok()) status = stream.error();
+  if (status.ok()) {
+    cudaSetDevice(group_.device_index);
+    status = nccl_status(call(static_cast<cudaStream_t>(stream.native())), comm_, what);
+    if (!status.ok()) error_.set(status);
+  }
+  if (!status.ok()) stream.fail(std::move(status));
+}
+
+void NcclCommunicator::all_reduce(const Tensor& data, ReduceOp op, device::Stream& stream) {
+  if (data.numel() == 0) return;
+  issue(stream, "all_reduce", [&](cudaStream_t on) {
+    return ncclAllReduce(
+        data.data, data.data, count_of(data), data_type(data.dtype), reduction(op), comm_, on);
+  });
+}
+
+void NcclCommunicator::all_gather(const Tensor& in, const Tensor& out, device::Stream& stream) {
+  CHECK_EQ(in.numel() * info_.size, out.numel());
+  if (in.numel() == 0) return;
+  issue(stream, "all_gather", [&](cudaStream_t on) {
+    return ncclAllGather(in.data, out.data, count_of(in), data_type(in.dtype), comm_, on);
+  });
+}
+
+void NcclCommunicator::reduce_scatter(const Tensor& in,
+                                      const Tensor& out,
+                                      ReduceOp op,
+                                      device::Stream& stream) {
+  CHECK_EQ(out.numel() * info_.size, in.numel());
+  if (in.numel() == 0) return;
+  issue(stream, "reduce_scatter", [&](cudaStream_t on) {
+    return ncclReduceScatter(in.data, out.data, count_of(out), data_type(in.dtype), reduction(op), comm_, on);
+  });
+}
+
+void NcclCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
+  if (data.numel() == 0) return;
+  issue(stream, "broadcast", [&](cudaStream_t on) {
+    return ncclBroadcast(data.data, data.data, count_of(data), data_type(data.dtype), root, comm_, on);
+  });
+}
+
+void NcclCommunicator::send(const Tensor& data, int peer, device::Stream& stream) {
+  if (data.numel() == 0) return;
+  issue(stream, "send", [&](cudaStream_t on) {
+    return ncclSend(data.data, count_of(data), data_type(data.dtype), peer, comm_, on);
+  });
+}
+
+void NcclCommunicator::recv(const Tensor& data, int peer, device::Stream& stream) {
+  if (data.numel() == 0) return;
+  issue(stream, "recv", [&](cudaStream_t on) {
+    return ncclRecv(data.data, count_of(data), data_type(data.dtype), peer, comm_, on);
+  });
+}
+
+void NcclCommunicator::all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) {
+  CHECK_EQ(in.numel(), out.numel());
+  if (in.numel() == 0) return;
+  const size_t part = count_of(in) / static_cast<size_t>(info_.size);
+  const size_t part_bytes = part * static_cast<size_t>(dtype_bytes(in.dtype));
+  issue(stream, "all_to_all", [&](cudaStream_t on) {
+    (void)ncclGroupStart();
+    for (int peer = 0; peer < info_.size; ++peer) {
+      const size_t at = part_bytes * static_cast<size_t>(peer);
+      (void)ncclSend(static_cast<std::byte*>(in.data) + at, part, data_type(in.dtype), peer, comm_, on);
+      (void)ncclRecv(static_cast<std::byte*>(out.data) + at, part, data_type(in.dtype), peer, comm_, on);
+    }
+    return ncclGroupEnd();  // an error of any call inside comes back here
+  });
+}
+
+Status NcclCommunicator::poll() const {
+  RETURN_IF_ERROR(error_.get());
+  ncclResult_t state = ncclSuccess;
+  ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+  Status status = nccl_status(asked == ncclSuccess ? state : asked, comm_, "group " + info_.name);
+  if (!status.ok()) error_.set(status);
+  return status;
+}
+
+void NcclCommunicator::abort(Status cause) {
+  error_.set(std::move(cause));
+  // Ending a communicator takes its time, and whoever aborts has none to lose.
+  if (!aborted_.exchange(true)) std::thread([comm = comm_] { (void)ncclCommAbort(comm); }).detach();
+}
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,25 @@
+#include "comm/nccl/nccl_module.h"
+
+#include <nccl.h>
+
+#include "comm/nccl/nccl_communicator.h"
+
+namespace llm_dist::comm {
+namespace {
+
+Result<std::string> make_id() {
+  ncclUniqueId id;
+  ncclResult_t result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) return internal_error(format("ncclGetUniqueId: {}", ncclGetErrorString(result)));
+  return std::string(id.internal, sizeof id.internal);
+}
+
+constexpr NcclModule kModule{
+    .version = kNcclModuleVersion, .make_id = make_id, .connect = NcclCommunicator::connect};
+
+}  // namespace
+}  // namespace llm_dist::comm
+
+extern "C" __attribute__((visibility("default"))) const llm_dist::comm::NcclModule* llm_dist_nccl_module() {
+  return &llm_dist::comm::kModule;
+}

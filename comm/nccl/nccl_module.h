@@ -1,0 +1,32 @@
+// The NCCL module's one entry point. The module is the only thing that needs libnccl; it is built together
+// with llm-dist, and the version catches a stale one.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "src/base/clock.h"
+
+namespace llm_dist::comm {
+
+constexpr int kNcclModuleVersion = 2;
+constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
+constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
+
+struct NcclGroup {
+  CommInfo info;
+  int device_index = 0;
+  std::string id;  // what make_id() gave the group's first rank
+};
+
+struct NcclModule {
+  int version = 0;
+  Result<std::string> (*make_id)() = nullptr;
+  // Every rank of the group calls it with the same id; waits for them until the deadline.
+  Result<std::unique_ptr<Communicator>> (*connect)(const NcclGroup& group, Deadline deadline) = nullptr;
+};
+
+using NcclModuleEntry = const NcclModule* (*)();
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,164 @@
+// Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's
+// context is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
+#include <algorithm>
+
+#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+constexpr int kPlanThreads = 256;
+constexpr int64_t kTargetBlocks = 396;  // three a multiprocessor of an H100 or H200
+constexpr int kShareGranule = 64;       // keys: sixteen for each of a block's warps
+constexpr int kMaxDecodeRows = 16;
+constexpr int kMaxHeadDim = 128;
+constexpr int64_t kAlignment = 256;
+
+int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
+
+// Shares of all sequences together, if each has at least one.
+int64_t most_decode_items(int64_t num_sequences, int64_t num_kv_heads) {
+  return ceil_div(kTargetBlocks, num_kv_heads) + num_sequences;
+}
+// Only sequences of two shares or more leave partial results: no more than twice as many as there are blocks.
+constexpr int64_t kMaxPartials = 4 * kTargetBlocks;  // (slot, kv head) pairs
+int64_t most_partials(int64_t num_kv_heads) {
+  return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads;
+}
+int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group) {
+  return ceil_div(num_tokens * group, kPromptRows) + std::min(num_sequences, num_tokens);
+}
+
+// Where each part lies. The counters stand first: they are never anything else, since they have to be zero.
+struct Parts {
+  int64_t decode, prompt, partial, bytes;
+};
+Parts parts_of(const OpStateOptions& options) {
+  Parts parts{};
+  parts.decode = aligned(kMaxPartials * int64_t{sizeof(int32_t)});
+  // One kv head is the worst case for shares, the widest group for tiles.
+  parts.prompt =
+      parts.decode + aligned(most_decode_items(options.max_sequences, 1) * int64_t{sizeof(DecodeItem)});
+  parts.partial =
+      parts.prompt + aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows) *
+                             int64_t{sizeof(PromptItem)});
+  parts.bytes = parts.partial + kMaxPartials * kMaxDecodeRows * (kMaxHeadDim + 2) * int64_t{sizeof(float)};
+  return parts;
+}
+
+struct PlanArgs {
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  int num_sequences;
+  int num_kv_heads;
+  int group;
+  int decode_rows;
+};
+
+struct SequenceWork {
+  int keys = 0;  // of a decoding sequence
+  int tiles = 0;
+};
+__device__ SequenceWork work_of(const PlanArgs& args, int sequence) {
+  if (sequence >= args.num_sequences) return {};
+  const int queries = args.query_starts[sequence + 1] - args.query_starts[sequence];
+  const int rows = queries * args.group;
+  if (rows == 0) return {};
+  if (rows <= args.decode_rows) return {.keys = args.context_lens[sequence]};
+  return {.tiles = (rows + kPromptRows - 1) / kPromptRows};
+}
+
+__global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, AttentionPlan plan) {
+  const int thread = static_cast<int>(threadIdx.x);
+  int keys = 0;
+  for (int s = thread; s < args.num_sequences; s += kPlanThreads) keys += work_of(args, s).keys;
+  const int64_t all_keys = block_reduce(keys, AddOp());
+  const int64_t blocks = kTargetBlocks / args.num_kv_heads > 0 ? kTargetBlocks / args.num_kv_heads : 1;
+  const int wanted = static_cast<int>((all_keys + blocks - 1) / blocks);
+  const int share = max(1, (wanted + kShareGranule - 1) / kShareGranule) * kShareGranule;
+
+  int item_base = 0;
+  int slot_base = 0;
+  int tile_base = 0;
+  for (int first = 0; first < args.num_sequences; first += kPlanThreads) {
+    const int s = first + thread;
+    const SequenceWork work = work_of(args, s);
+    const int splits = (work.keys + share - 1) / share;
+    const int slots = splits > 1 ? splits : 0;
+    const int item = item_base + block_exclusive_sum(splits);
+    const int slot = slot_base + block_exclusive_sum(slots);
+    const int tile = tile_base + block_exclusive_sum(work.tiles);
+    for (int i = 0; i < splits; ++i) {
+      plan.decode[item + i] = {.sequence = s,
+                               .begin = i * share,
+                               .end = min(work.keys, (i + 1) * share),
+                               .split = i,
+                               .num_splits = splits,
+                               .first_slot = slot,
+                               .query_start = args.query_starts[s],
+                               .num_queries = args.query_starts[s + 1] - args.query_starts[s],
+                               .context = work.keys};
+    }
+    // The last rows see the most keys: they start first.
+    for (int i = 0; i < work.tiles; ++i) {
+      plan.prompt[tile + i] = {.sequence = s, .first_row = (work.tiles - 1 - i) * kPromptRows};
+    }
+    item_base += block_reduce(splits, AddOp());
+    slot_base += block_reduce(slots, AddOp());
+    tile_base += block_reduce(work.tiles, AddOp());
+  }
+  for (int64_t i = item_base + thread; i < plan.num_decode; i += kPlanThreads) plan.decode[i].sequence = -1;
+  for (int64_t i = tile_base + thread; i < plan.num_prompt; i += kPlanThreads) plan.prompt[i].sequence = -1;
+}
+
+}  // namespace
+
+int64_t attention_plan_bytes(const OpStateOptions& options) { return parts_of(options).bytes; }
+
+AttentionPlan lay_out_plan(const AttentionPlanParams& params,
+                           std::byte* memory,
+                           const OpStateOptions& options) {
+  AttentionPlan plan{.num_sequences = params.num_sequences,
+                     .num_tokens = params.num_tokens,
+                     .num_kv_heads = params.num_kv_heads};
+  const int64_t group = params.num_heads / std::max(1, params.num_kv_heads);
+  plan.tensor_cores = (params.dtype == DType::kBF16 || params.dtype == DType::kF16) &&
+                      (params.head_dim == 64 || params.head_dim == 128) && params.block_size % 16 == 0 &&
+                      group >= 1 && group <= kMaxDecodeRows && params.num_sequences > 0;
+  if (!plan.tensor_cores) return plan;
+  CHECK(params.num_sequences <= options.max_sequences && params.num_tokens <= options.max_tokens,
+        "{} sequences of {} tokens, planned for {} and {}",
+        params.num_sequences,
+        params.num_tokens,
+        options.max_sequences,
+        options.max_tokens);
+  plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
+  plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
+  if (params.max_query_len * group > plan.decode_rows) {
+    plan.num_prompt = most_prompt_items(params.num_tokens, params.num_sequences, group);
+  }
+  CHECK_LE(most_partials(params.num_kv_heads), kMaxPartials);
+  const Parts parts = parts_of(options);
+  plan.finished = reinterpret_cast<int32_t*>(memory);
+  plan.decode = reinterpret_cast<DecodeItem*>(memory + parts.decode);
+  plan.prompt = reinterpret_cast<PromptItem*>(memory + parts.prompt);
+  plan.partial = reinterpret_cast<float*>(memory + parts.partial);
+  return plan;
+}
+
+cudaError_t launch_attention_plan(const AttentionPlan& plan,
+                                  const AttentionPlanParams& params,
+                                  cudaStream_t stream) {
+  const PlanArgs args{.query_starts = i32_vector(params.query_starts, params.num_sequences + 1),
+                      .context_lens = i32_vector(params.context_lens, params.num_sequences),
+                      .num_sequences = static_cast<int>(params.num_sequences),
+                      .num_kv_heads = params.num_kv_heads,
+                      .group = params.num_heads / params.num_kv_heads,
+                      .decode_rows = plan.decode_rows};
+  plan_attention<<<1, kPlanThreads, 0, stream>>>(args, plan);
+  return cudaGetLastError();
+}
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,63 @@
+// What the device works out once a step for attention on tensor cores: which block works on what. Blocks find
+// their work in lists, so that grids depend on the step's padded size alone and a graph can replay.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+#include "kernels/op_state.h"
+
+namespace llm_dist::kernels {
+
+// A share of a decoding sequence's context. `sequence` is −1 where a list has come to its end.
+struct DecodeItem {
+  int32_t sequence;
+  int32_t begin;  // keys [begin, end)
+  int32_t end;
+  int32_t split;
+  int32_t num_splits;
+  int32_t first_slot;   // of its sequence's partial results; meaningless when num_splits is 1
+  int32_t query_start;  // the sequence's, so that a block reads them all at once
+  int32_t num_queries;
+  int32_t context;
+};
+
+// Some queries of a prompt: rows are (token, head of the kv head's group), token-major.
+struct PromptItem {
+  int32_t sequence;
+  int32_t first_row;
+};
+
+// Grids and lists of one step.
+struct AttentionPlan {
+  bool tensor_cores = false;  // else the general kernel, which needs no plan
+  int64_t num_sequences = 0;
+  int64_t num_tokens = 0;
+  int num_kv_heads = 0;
+  int decode_rows = 0;     // rows of a decode block: 8 or 16
+  int64_t num_decode = 0;  // items, −1 ones included
+  int64_t num_prompt = 0;
+  DecodeItem* decode = nullptr;
+  PromptItem* prompt = nullptr;
+  float* partial = nullptr;     // [slots, num_kv_heads, decode_rows, head_dim + 2]
+  int32_t* finished = nullptr;  // [slots, num_kv_heads]: splits of a sequence that have written theirs; zero
+                                // between launches
+};
+
+inline constexpr int kPromptRows = 64;  // of a block
+
+// Device memory that the plans of this state's steps need; zeroed when it is allocated.
+int64_t attention_plan_bytes(const OpStateOptions& options);
+// Lays the lists out in `memory` for a step; tensor_cores is false where the general kernel has to do.
+AttentionPlan lay_out_plan(const AttentionPlanParams& params,
+                           std::byte* memory,
+                           const OpStateOptions& options);
+cudaError_t launch_attention_plan(const AttentionPlan& plan,
+                                  const AttentionPlanParams& params,
+                                  cudaStream_t stream);
+// The plan must be of the same step, or of one that the graph being replayed was captured with.
+void attention_tensor_cores(const AttentionPlan& plan, const AttentionParams& params, cudaStream_t stream);
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,27 @@
+// The CUDA module's one entry point: device and ops. The module is the only thing that needs the CUDA runtime
+// and cuBLASLt; it is built together with llm-dist, and the version catches a stale one.
+#pragma once
+
+#include <memory>
+
+#include "kernels/op_table.h"
+#include "src/device/backend.h"
+
+namespace llm_dist::kernels {
+
+inline constexpr int kCudaModuleVersion = 2;
+inline constexpr const char* kCudaModuleFile = "libllm_dist_cuda.so";
+inline constexpr const char* kCudaModuleEntry = "llm_dist_cuda_module";
+
+struct CudaModule {
+  int version = 0;
+  int (*visible_devices)() = nullptr;  // 0 where there is no driver
+  Result<std::unique_ptr<device::Backend>> (*make_backend)(int index) = nullptr;
+  const OpTable* ops = nullptr;
+  // Bytes a second at which kernels read the device's memory, measured.
+  Result<double> (*read_bandwidth)(device::Backend& backend) = nullptr;
+};
+
+using CudaModuleEntry = const CudaModule* (*)();
+
+}  // namespace llm_dist::kernels

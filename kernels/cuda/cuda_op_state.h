@@ -1,0 +1,46 @@
+// What the CUDA ops of one rank keep: workspaces, allocated once, and cuBLASLt's handle with its plans.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/op_state.h"
+
+namespace llm_dist::kernels {
+
+class CudaOpState : public OpState {
+ public:
+  // What cuBLASLt wants for its largest tiles on Hopper.
+  static constexpr int64_t kMatmulBytes = int64_t{32} << 20;
+  // Partial results of attention that was split along the context.
+  static constexpr int64_t kAttentionBytes = int64_t{16} << 20;
+
+  static Result<std::unique_ptr<CudaOpState>> make(device::Backend& backend, const OpStateOptions& options);
+  static int64_t workspace_bytes(const OpStateOptions& options);
+
+  const OpStateOptions& options() const { return options_; }
+  Matmul& matmul() const { return *matmul_; }
+  float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
+  std::byte* plan_memory() const { return buffer_.data() + kMatmulBytes + kAttentionBytes; }
+  // f32 [2, max_sequences, vocab_size]
+  float* sample_scratch() const {
+    return reinterpret_cast<float*>(plan_memory() + attention_plan_bytes(options_));
+  }
+  // Of the step being issued.
+  const AttentionPlan& attention_plan() const { return attention_plan_; }
+  void set_attention_plan(const AttentionPlan& plan) { attention_plan_ = plan; }
+
+ private:
+  CudaOpState(const OpStateOptions& options, device::Buffer buffer, std::unique_ptr<Matmul> matmul)
+      : options_(options), buffer_(std::move(buffer)), matmul_(std::move(matmul)) {}
+
+  OpStateOptions options_;
+  device::Buffer buffer_;
+  std::unique_ptr<Matmul> matmul_;
+  AttentionPlan attention_plan_;
+};
+
+inline CudaOpState& as_cuda_state(OpState& state) { return static_cast<CudaOpState&>(state); }
+
+}  // namespace llm_dist::kernels

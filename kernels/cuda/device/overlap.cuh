@@ -1,0 +1,13 @@
+// Kernels that start while the one in front of them ends (launch_overlapped in kernels/cuda/launch.h). What
+// no step writes, weights above all, may be read before wait_for_previous().
+#pragma once
+
+namespace llm_dist::kernels {
+
+// Returns when every kernel in front of this one has ended and its writes can be seen.
+__device__ inline void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The kernel behind this one may start once all blocks have said so or ended.
+__device__ inline void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+}  // namespace llm_dist::kernels

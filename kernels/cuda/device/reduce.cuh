@@ -1,0 +1,69 @@
+// Reductions over a warp and a block, in an order that depends on nothing but the block's size.
+#pragma once
+
+#include <cstdint>
+
+namespace llm_dist::kernels {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+struct AddOp {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct MaxOp {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+
+template <typename T, typename Combine>
+__device__ inline T warp_reduce(T value, Combine combine) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(kFullWarp, value, distance));
+  }
+  return value;
+}
+
+// Every thread gets the result. The block has whole warps, 32 at most. Ends with a barrier, so that calls may
+// follow one another.
+template <typename T, typename Combine>
+__device__ inline T block_reduce(T value, Combine combine) {
+  __shared__ T partial[32];
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  value = warp_reduce(value, combine);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  T result = partial[0];
+  for (int i = 1; i < warps; ++i) result = combine(result, partial[i]);
+  __syncthreads();
+  return result;
+}
+
+// The sum of the values of the threads before this one.
+template <typename T>
+__device__ inline T block_exclusive_sum(T value) {
+  __shared__ T totals[32];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  T inclusive = value;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    T other = __shfl_up_sync(kFullWarp, inclusive, distance);
+    if (lane >= distance) inclusive += other;
+  }
+  if (lane == 31) totals[warp] = inclusive;
+  __syncthreads();
+  T before = 0;
+  for (int i = 0; i < warp; ++i) before += totals[i];
+  T exclusive = __shfl_up_sync(kFullWarp, inclusive, 1);
+  if (lane == 0) exclusive = 0;
+  __syncthreads();
+  return before + exclusive;
+}
+
+}  // namespace llm_dist::kernels

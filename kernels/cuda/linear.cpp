@@ -1,0 +1,65 @@
+#include "kernels/linear.h"
+
+#include "kernels/cuda/cuda_op_state.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/skinny_linear.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+// The largest power of two up to 256 that divides every operand's address.
+int common_alignment(const MatmulOperands& operands) {
+  uintptr_t bits = 256;
+  for (const void* data : {operands.x, operands.w, static_cast<const void*>(operands.y)}) {
+    bits |= reinterpret_cast<uintptr_t>(data);
+  }
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+void check_linear(const LinearParams& params) {
+  check_rows(params.x);
+  check_rows(params.out);
+  const Weight& weight = params.weight;
+  CHECK(weight.scheme == scheme_of(params.x.dtype),
+        "a weight in {} for {}",
+        weight.scheme,
+        params.x.to_string());
+  CHECK(params.x.dim(1) == weight.k && params.out.dim(1) == weight.n && params.out.dim(0) == params.x.dim(0),
+        "{} by [{}, {}] to {}",
+        params.x.to_string(),
+        weight.n,
+        weight.k,
+        params.out.to_string());
+  CHECK(params.out.dtype == params.x.dtype || params.out.dtype == DType::kF32,
+        "out {}",
+        params.out.to_string());
+  CHECK(!params.bias || (params.bias.numel() == weight.n && params.bias.dtype == params.x.dtype),
+        "bias {}",
+        params.bias.to_string());
+}
+
+}  // namespace
+
+void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& params) {
+  check_linear(params);
+  device::CudaStream& cuda = device::as_cuda(stream);
+  if (params.out.numel() == 0 || !cuda.enter()) return;
+  const MatmulOperands operands{
+      .x = params.x.data, .w = params.weight.parts[0].data, .bias = params.bias.data, .y = params.out.data};
+  const MatmulShape shape{.m = params.x.dim(0),
+                          .n = params.weight.n,
+                          .k = params.weight.k,
+                          .x_stride = params.x.stride(0),
+                          .y_stride = params.out.stride(0),
+                          .in = params.x.dtype,
+                          .out = params.out.dtype,
+                          .has_bias = static_cast<bool>(params.bias),
+                          .alignment = common_alignment(operands)};
+  if (takes_skinny_linear(shape)) {
+    return cuda.check(launch_skinny_linear(shape, operands, cuda.handle()), "linear");
+  }
+  as_cuda_state(state).matmul().run(shape, operands, cuda);
+}
+
+}  // namespace llm_dist::kernels

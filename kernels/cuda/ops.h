@@ -1,0 +1,24 @@
+// The CUDA ops, one a file; op_table.h describes them.
+#pragma once
+
+#include "kernels/op_table.h"
+
+namespace llm_dist::kernels {
+
+void embedding_cuda(OpState&, device::Stream&, const EmbeddingParams&);
+void rms_norm_cuda(OpState&, device::Stream&, const RmsNormParams&);
+void add_rms_norm_cuda(OpState&, device::Stream&, const AddRmsNormParams&);
+void add_cuda(OpState&, device::Stream&, const AddParams&);
+void linear_cuda(OpState&, device::Stream&, const LinearParams&);
+void silu_and_mul_cuda(OpState&, device::Stream&, const SiluAndMulParams&);
+void rope_append_cuda(OpState&, device::Stream&, const RopeAppendParams&);
+void attention_cuda(OpState&, device::Stream&, const AttentionParams&);
+void attention_plan_cuda(OpState&, device::Stream&, const AttentionPlanParams&);
+void gather_tokens_cuda(OpState&, device::Stream&, const GatherTokensParams&);
+void scatter_tokens_cuda(OpState&, device::Stream&, const ScatterTokensParams&);
+void gather_rows_cuda(OpState&, device::Stream&, const GatherRowsParams&);
+void sample_cuda(OpState&, device::Stream&, const SampleParams&);
+void argmax_shard_cuda(OpState&, device::Stream&, const ArgmaxShardParams&);
+void argmax_merge_cuda(OpState&, device::Stream&, const ArgmaxMergeParams&);
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,15 @@
+// y = x · Wᵀ (+ bias) for a few rows of x, where nothing counts but how fast W is read.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/matmul.h"
+
+namespace llm_dist::kernels {
+
+bool takes_skinny_linear(const MatmulShape& shape);
+cudaError_t launch_skinny_linear(const MatmulShape& shape,
+                                 const MatmulOperands& operands,
+                                 cudaStream_t stream);
+
+}  // namespace llm_dist::kernels

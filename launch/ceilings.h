@@ -1,0 +1,30 @@
+// What this rank's device and its tensor group can do, measured in the run that is to be compared with it.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "launch/rank_process.h"
+
+namespace llm_dist::launch {
+
+struct Ceilings {
+  double read_bytes_per_second = 0;          // device memory
+  double gemm_flops_per_second = 0;          // on this rank's share of the widest layer; 0: not measured
+  std::map<int, double> all_reduce_seconds;  // of batch × hidden activations, by batch; 0 in a group of one
+};
+
+// Collective: all ranks of the world, after loading and before any of them runs steps.
+Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& batches);
+
+// The least time of a decode step on this rank's stage: what is read once, or multiplied, whichever takes
+// longer, then the KV cache of `context` tokens a sequence, then two all-reduces a layer.
+struct StepFloor {
+  double seconds = 0;
+  double all_reduce_seconds = 0;  // of these
+};
+StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch, int64_t context);
+// The least time of the products of a prompt phase of so many tokens; 0 when not known.
+double prefill_floor(RankProcess& process, const Ceilings& ceilings, int64_t num_tokens);
+
+}  // namespace llm_dist::launch

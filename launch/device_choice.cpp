@@ -1,0 +1,105 @@
+#include "launch/device_choice.h"
+
+#include "comm/nccl_groups.h"
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cuda/cuda_module.h"
+#include "launch/memory_ceiling.h"
+#include "src/base/log.h"
+#include "src/base/run_time_module.h"
+#include "src/device/cpu/cpu_backend.h"
+
+namespace llm_dist::launch {
+namespace {
+
+constexpr double kAgreeSeconds = 600;
+
+Result<const kernels::CudaModule*> open_cuda_module() {
+  ASSIGN_OR_RETURN(void* entry,
+                   open_module({.file = kernels::kCudaModuleFile,
+                                .entry = kernels::kCudaModuleEntry,
+                                .how_to_build = "build with a CUDA toolkit installed (LLM_DIST_CUDA)",
+                                .how_to_install = "install the CUDA runtime and cuBLAS"}));
+  const kernels::CudaModule* module = reinterpret_cast<kernels::CudaModuleEntry>(entry)();
+  if (module == nullptr || module->version != kernels::kCudaModuleVersion)
+    return failed_precondition("the CUDA module belongs to another build of llm-dist");
+  return module;
+}
+
+Result<RankDevice> choose_gpu(const comm::World& world) {
+  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
+  int visible = module->visible_devices();
+  if (visible == 0) return failed_precondition("no GPU is visible to this process (is there a driver?)");
+  const comm::HostInfo& host = world.hosts()[static_cast<size_t>(world.rank_info().rank)];
+  int index = visible == 1 ? 0 : host.local_rank;
+  if (index >= visible) {
+    return failed_precondition(
+        format("{} ranks on {} and {} visible GPUs: start as many ranks as there are GPUs",
+               host.local_size,
+               host.hostname,
+               visible));
+  }
+  RankDevice device;
+  ASSIGN_OR_RETURN(device.backend, module->make_backend(index));
+  device.device = device.backend->device();
+  device.ops = module->ops;
+  device.read_bandwidth = [module](device::Backend& backend, int) { return module->read_bandwidth(backend); };
+  return device;
+}
+
+}  // namespace
+
+Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads) {
+  if (wanted != "cpu") {
+    Result<RankDevice> gpu = choose_gpu(world);
+    if (gpu.ok() || wanted == "cuda") return gpu;
+    log_debug("running on the CPU: {}", gpu.status().message());
+  }
+  RankDevice cpu;
+  cpu.ops = &kernels::cpu_ops();
+  cpu.read_bandwidth = [](device::Backend&, int threads) -> Result<double> {
+    return measured_read_bandwidth(threads);
+  };
+  cpu.backend = device::make_cpu_backend({.threads = cpu_threads});
+  return cpu;
+}
+
+Status refuse_shared_devices(comm::World& world, const RankDevice& mine) {
+  if (world.rank_info().size == 1) return ok_status();
+  // A GPU's description holds its UUID, so equal ones are the same GPU whatever its number here.
+  std::string description =
+      mine.device.type == DeviceType::kCuda ? mine.backend->description() : std::string("cpu");
+  ASSIGN_OR_RETURN(std::vector<std::string> all,
+                   world.all_gather_bytes(description, Deadline::after_seconds(kAgreeSeconds)));
+  for (size_t a = 0; a < all.size(); ++a) {
+    for (size_t b = a + 1; b < all.size(); ++b) {
+      if ((all[a] == "cpu") != (all[b] == "cpu"))
+        return failed_precondition(
+            format("rank {} runs on {} and rank {} on {}: choose with --device", a, all[a], b, all[b]));
+      if (all[a] == all[b] && all[a] != "cpu")
+        return failed_precondition(format("ranks {} and {} would share {}", a, b, all[a]));
+    }
+  }
+  return ok_status();
+}
+
+Status add_device_resources(const RankDevice& device, RankResources& resources) {
+  if (device.device.type == DeviceType::kCpu) return ok_status();
+  ASSIGN_OR_RETURN(device::MemoryInfo memory, device.backend->memory_info());
+  resources.memory_bytes = memory.free_bytes;
+  resources.default_kv_bytes = 0;
+  resources.bf16_arithmetic = true;
+  resources.prefers_graphs = device.backend->prefers_graphs();
+  resources.quantized_activations = DType::kBF16;
+  return ok_status();
+}
+
+Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World& world,
+                                                                     Device device,
+                                                                     std::span<const int> world_ranks,
+                                                                     const std::string& name) {
+  if (device.type == DeviceType::kCuda)
+    return comm::make_nccl_communicator(world, world_ranks, name, device.index);
+  return world.make_communicator(world_ranks, name);
+}
+
+}  // namespace llm_dist::launch

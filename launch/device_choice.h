@@ -1,0 +1,39 @@
+// Which device a rank runs on: its backend and the ops for it.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "comm/world.h"
+#include "kernels/op_table.h"
+#include "launch/flags.h"
+#include "src/device/backend.h"
+
+namespace llm_dist::launch {
+
+struct RankDevice {
+  Device device;
+  const kernels::OpTable* ops = nullptr;
+  std::unique_ptr<device::Backend> backend;
+  // Bytes a second of device memory, measured; `threads`: of a CPU.
+  std::function<Result<double>(device::Backend& backend, int threads)> read_bandwidth;
+};
+
+// `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the
+// visible GPU with its local rank's number; where the launcher shows each rank one GPU of its own, that one.
+// `cpu_threads`: of the CPU's ops. failed_precondition when there is no GPU for this rank.
+Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads);
+
+// Collective: two ranks on one GPU are an error on every rank, which names them.
+Status refuse_shared_devices(comm::World& world, const RankDevice& mine);
+
+// The device's part of what a rank can offer.
+Status add_device_resources(const RankDevice& device, RankResources& resources);
+
+// How this rank's groups on that device are made.
+Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World& world,
+                                                                     Device device,
+                                                                     std::span<const int> world_ranks,
+                                                                     const std::string& name);
+
+}  // namespace llm_dist::launch

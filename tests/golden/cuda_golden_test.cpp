@@ -1,0 +1,137 @@
+// The goldens on GPUs: every layout that the visible ones allow, with graphs and without.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "comm/nccl_groups.h"
+#include "kernels/cuda/cuda_module.h"
+#include "src/base/run_time_module.h"
+#include "tests/golden/golden_case.h"
+
+namespace llm_dist::engine {
+namespace {
+
+constexpr double kToleranceF32 = 1e-4;
+constexpr double kToleranceShort = 0.2;  // 16-bit activations
+
+class CudaGolden : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    auto entry = open_module({.file = kernels::kCudaModuleFile,
+                              .entry = kernels::kCudaModuleEntry,
+                              .how_to_build = "build with CUDA",
+                              .how_to_install = "install CUDA"});
+    ASSERT_TRUE(entry.ok()) << entry.status().to_string();
+    module_ = reinterpret_cast<kernels::CudaModuleEntry>(*entry)();
+    if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
+  }
+
+  std::vector<parallel::Layout> layouts() const {
+    std::vector<parallel::Layout> fitting;
+    for (parallel::Layout layout : {parallel::Layout{.tp = 1, .pp = 1},
+                                    {.tp = 2, .pp = 1},
+                                    {.tp = 1, .pp = 2},
+                                    {.tp = 2, .pp = 1, .sequence_parallel = true},
+                                    {.tp = 4, .pp = 1},
+                                    {.tp = 1, .pp = 4},
+                                    {.tp = 2, .pp = 2}}) {
+      if (layout.world_size() <= module_->visible_devices()) fitting.push_back(layout);
+    }
+    return fitting;
+  }
+
+  ReplicaOptions replica_options(const EngineOptions& engine) const {
+    ReplicaOptions options{.engine = engine, .ops = module_->ops};
+    options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
+    options.make_communicator = [](comm::World& world, std::span<const int> ranks, const std::string& name) {
+      return comm::make_nccl_communicator(world, ranks, name, world.rank_info().rank);
+    };
+    return options;
+  }
+
+  // Tokens as the golden says; logits within `tolerance`.
+  void compare(const GoldenCase& golden, const EngineOptions& engine, double tolerance) const {
+    LogitsRecorder recorder(engine.layout, golden.vocab_size());
+    ReplicaOptions options = replica_options(engine);
+    options.hooks = [&](int rank) { return recorder.hooks(rank); };
+    auto replica = Replica::start(*golden.checkpoint, options);
+    ASSERT_TRUE(replica.ok()) << replica.status().to_string();
+    std::vector<sched::SequenceRequest> requests;
+    for (size_t i = 0; i < golden.prompts.size(); ++i) {
+      requests.push_back(greedy_request(golden.prompts[i], static_cast<int32_t>(golden.steps()), i));
+    }
+    std::vector<Output> outputs = (*replica)->generate(std::move(requests));
+    for (const Status& end : (*replica)->stop()) EXPECT_TRUE(end.ok()) << end.to_string();
+    double worst = 0;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      EXPECT_EQ(outputs[i].tokens, golden.tokens[i]) << "sequence " << i;
+      auto prompt_len = static_cast<int64_t>(golden.prompts[i].size());
+      for (int64_t step = 0; step < golden.steps(); ++step) {
+        std::vector<float> row = recorder.row(i, prompt_len + step);
+        ASSERT_EQ(row.size(), static_cast<size_t>(golden.vocab_size()));
+        for (size_t v = 0; v < row.size(); ++v) {
+          worst = std::max(worst, std::abs(static_cast<double>(row[v]) - golden.logits_at(i, step)[v]));
+        }
+      }
+    }
+    EXPECT_LE(worst, tolerance);
+    std::printf("%s %s, %zu graph sizes: worst error of a logit %.2e\n",
+                to_string(engine.layout).c_str(),
+                std::string(to_string(engine.dtype)).c_str(),
+                engine.graph_sizes.size(),
+                worst);
+  }
+
+  const kernels::CudaModule* module_ = nullptr;
+};
+INSTANTIATE_TEST_SUITE_P(Models,
+                         CudaGolden,
+                         testing::Values("grouped", "llama3", "multiquery"),
+                         [](const auto& named) { return std::string(named.param); });
+
+TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
+  GoldenCase golden = load_golden(GetParam());
+  for (const parallel::Layout& layout : layouts()) {
+    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (std::vector<int64_t> sizes : {std::vector<int64_t>{}, {1, 2, 4, 8}}) {
+        SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)) +
+                     (sizes.empty() ? ", eager" : ", graphs"));
+        EngineOptions options = golden_options(layout, dtype);
+        options.graph_sizes = sizes;
+        compare(golden, options, dtype == DType::kF32 ? kToleranceF32 : kToleranceShort);
+      }
+    }
+  }
+}
+
+// Sampled sequences too, of many lengths, whose batch grows and shrinks.
+TEST_P(CudaGolden, GraphsYieldTheTokensOfEagerSteps) {
+  GoldenCase golden = load_golden(GetParam());
+  for (const parallel::Layout& layout : layouts()) {
+    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+    SCOPED_TRACE(to_string(layout));
+    auto tokens = [&](std::vector<int64_t> sizes) {
+      EngineOptions options = golden_options(layout);
+      options.graph_sizes = std::move(sizes);
+      auto replica = Replica::start(*golden.checkpoint, replica_options(options));
+      CHECK(replica.ok(), "{}", replica.status().to_string());
+      std::vector<sched::SequenceRequest> requests;
+      for (int32_t i = 0; i < 12; ++i) {
+        std::vector<int32_t> prompt;
+        for (int32_t t = 0; t < 2 + 3 * i; ++t) prompt.push_back((7 * t + 11 * i) % 120);
+        requests.push_back(greedy_request(std::move(prompt), 5 + 2 * i, static_cast<uint64_t>(i)));
+        if (i % 3 == 0) requests.back().sampling.temperature = 1.5f;
+      }
+      std::vector<std::vector<int32_t>> got;
+      for (const Output& output : (*replica)->generate(std::move(requests))) got.push_back(output.tokens);
+      return got;
+    };
+    EXPECT_EQ(tokens({1, 2, 4, 8}), tokens({}));
+  }
+}
+
+}  // namespace
+}  // namespace llm_dist::engine

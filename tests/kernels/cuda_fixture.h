@@ -1,0 +1,129 @@
+// What the CUDA ops' tests share: the module, a GPU beside the CPU, and tensors that stand on both.
+#pragma once
+
+#include <map>
+
+#include "kernels/cuda/cuda_module.h"
+#include "src/base/run_time_module.h"
+#include "tests/kernels/op_fixture.h"
+
+namespace llm_dist::kernels {
+
+// The same tensor for the CPU's op and for the GPU's.
+struct Twin {
+  std::shared_ptr<TestTensor> host;
+  std::shared_ptr<device::Buffer> buffer;
+  Tensor cpu;
+  Tensor gpu;
+
+  // Views of both, cut alike.
+  template <typename Cut>
+  Twin cut(Cut&& how) const {
+    return {host, buffer, how(cpu), how(gpu)};
+  }
+};
+
+class CudaOpTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto entry = open_module({.file = kCudaModuleFile,
+                              .entry = kCudaModuleEntry,
+                              .how_to_build = "build with CUDA",
+                              .how_to_install = "install CUDA"});
+    ASSERT_TRUE(entry.ok()) << entry.status().to_string();
+    module_ = reinterpret_cast<CudaModuleEntry>(*entry)();
+    if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
+    cpu_backend_ = device::make_cpu_backend({.threads = 4});
+    gpu_backend_ = module_->make_backend(0).value();
+    cpu_stream_ = cpu_backend_->make_stream("cpu");
+    gpu_stream_ = gpu_backend_->make_stream("gpu");
+    const OpStateOptions options{
+        .threads = 4, .max_tokens = 4096, .max_features = 16384, .max_sequences = 64, .vocab_size = 130000};
+    cpu_state_ = cpu_ops().make_state(*cpu_backend_, options).value();
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  }
+
+  Twin twin_of(DType dtype, std::initializer_list<int64_t> shape, const std::vector<double>& values) {
+    Twin twin;
+    twin.host = std::make_shared<TestTensor>(dtype, shape, values);
+    twin.cpu = twin.host->view();
+    twin.buffer = std::make_shared<device::Buffer>(
+        gpu_backend_->allocate(twin.cpu.bytes() + 64, device::MemoryKind::kDevice).value());
+    twin.gpu = twin.cpu;
+    twin.gpu.data = twin.buffer->data();
+    twin.gpu.device = gpu_backend_->device();
+    upload(twin);
+    return twin;
+  }
+  Twin random_twin(DType dtype, std::initializer_list<int64_t> shape, double scale = 1) {
+    std::normal_distribution<double> normal(0, scale);
+    std::vector<double> values(
+        static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())));
+    for (double& value : values) value = normal(random_);
+    return twin_of(dtype, shape, values);
+  }
+  // Poisoned, so that an element nobody wrote is seen.
+  Twin output_twin(DType dtype, std::initializer_list<int64_t> shape) {
+    return twin_of(dtype,
+                   shape,
+                   std::vector<double>(static_cast<size_t>(std::accumulate(
+                                           shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())),
+                                       dtype == DType::kI32 ? -7777 : 7777));
+  }
+  Twin ints(const std::vector<int32_t>& values) {
+    return twin_of(DType::kI32,
+                   {static_cast<int64_t>(values.size())},
+                   std::vector<double>(values.begin(), values.end()));
+  }
+
+  void upload(const Twin& twin) {
+    gpu_stream_->copy(twin.gpu, twin.cpu);
+    synchronize();
+  }
+  std::vector<std::byte> download(const Twin& twin) {
+    std::vector<std::byte> bytes(static_cast<size_t>(twin.cpu.bytes()));
+    Tensor to = twin.cpu;
+    to.data = bytes.data();
+    gpu_stream_->copy(to, twin.gpu);
+    synchronize();
+    return bytes;
+  }
+  void synchronize() {
+    for (device::Stream* stream : {cpu_stream_.get(), gpu_stream_.get()}) {
+      const Status status = stream->synchronize(Deadline::after_seconds(60));
+      ASSERT_TRUE(status.ok()) << status.to_string();
+    }
+  }
+
+  // make(pick) builds the params from twins: pick(twin) is the tensor of the backend that runs.
+  template <typename Params, typename Make>
+  void run_both(Op<Params> OpTable::* op, Make&& make) {
+    (cpu_ops().*op)(*cpu_state_, *cpu_stream_, make([](const Twin& twin) { return twin.cpu; }));
+    (module_->ops->*op)(*gpu_state_, *gpu_stream_, make([](const Twin& twin) { return twin.gpu; }));
+    synchronize();
+  }
+
+  void expect_same(const Twin& twin, double tolerance) {
+    const std::vector<std::byte> bytes = download(twin);
+    Tensor from_gpu = twin.cpu;
+    from_gpu.data = const_cast<std::byte*>(bytes.data());
+    for (int64_t i = 0; i < twin.cpu.numel(); ++i) {
+      const double expected = element(twin.cpu, i);
+      ASSERT_NEAR(expected, element(from_gpu, i), tolerance * (1 + std::abs(expected)))
+          << "element " << i << " of " << twin.gpu.to_string();
+    }
+  }
+  // Rounding differs where sums are taken in another order: two units in the last place.
+  static double tolerance(DType dtype) { return dtype == DType::kF32 ? 2e-5 : 2 * rounding_of(dtype); }
+
+  const CudaModule* module_ = nullptr;
+  std::mt19937_64 random_{11};
+  std::unique_ptr<device::Backend> cpu_backend_;
+  std::unique_ptr<device::Backend> gpu_backend_;
+  std::unique_ptr<device::Stream> cpu_stream_;
+  std::unique_ptr<device::Stream> gpu_stream_;
+  std::unique_ptr<OpState> cpu_state_;
+  std::unique_ptr<OpState> gpu_state_;
+};
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,366 @@
+// Every CUDA op beside the CPU's, which has slow twins of its own, over odd shapes, empty and one-token
+// batches and long contexts.
+#include "tests/kernels/cuda_fixture.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+class CudaOps : public CudaOpTest {};
+
+TEST_F(CudaOps, Norms) {
+  for (DType dtype : kActivationTypes) {
+    for (int64_t rows : {0, 1, 17}) {
+      for (int64_t width : {1, 7, 64, 576, 4096, 8200}) {
+        Twin x = random_twin(dtype, {rows, width});
+        Twin residual = random_twin(dtype, {rows, width});
+        Twin weight = random_twin(dtype, {width});
+        Twin out = output_twin(dtype, {rows, width});
+        run_both(&OpTable::rms_norm, [&](auto pick) {
+          return RmsNormParams{.x = pick(x), .weight = pick(weight), .epsilon = 1e-5f, .out = pick(out)};
+        });
+        expect_same(out, tolerance(dtype));
+        run_both(&OpTable::add_rms_norm, [&](auto pick) {
+          return AddRmsNormParams{.x = pick(x),
+                                  .residual = pick(residual),
+                                  .weight = pick(weight),
+                                  .epsilon = 1e-5f,
+                                  .out = pick(x)};
+        });
+        expect_same(residual, tolerance(dtype));
+        expect_same(x, tolerance(dtype));
+        run_both(&OpTable::add, [&](auto pick) { return AddParams{.a = pick(out), .b = pick(residual)}; });
+        expect_same(out, 2 * tolerance(dtype));
+      }
+    }
+  }
+}
+
+TEST_F(CudaOps, SiluAndMul) {
+  for (DType dtype : kActivationTypes) {
+    for (int64_t rows : {0, 1, 9}) {
+      for (int64_t width : {1, 13, 1536, 14336}) {
+        Twin gate_up = random_twin(dtype, {rows, 2 * width}, 3);
+        Twin out = output_twin(dtype, {rows, width});
+        run_both(&OpTable::silu_and_mul,
+                 [&](auto pick) { return SiluAndMulParams{.gate_up = pick(gate_up), .out = pick(out)}; });
+        expect_same(out, tolerance(dtype));
+      }
+    }
+  }
+}
+
+TEST_F(CudaOps, EmbeddingAndGatheredRows) {
+  for (DType dtype : kActivationTypes) {
+    for (int64_t width : {1, 9, 64, 576}) {
+      Twin table = random_twin(dtype, {11, width});
+      Twin ids = ints({5, 104, 99, 110, 111, 100});
+      Twin out = output_twin(dtype, {6, width});
+      run_both(&OpTable::embedding, [&](auto pick) {
+        Weight weight{.scheme = scheme_of(dtype), .n = 11, .k = width};
+        weight.parts[0] = Tensor::contiguous(
+            pick(table).data, DType::kU8, {11, width * dtype_bytes(dtype)}, pick(table).device);
+        return EmbeddingParams{.ids = pick(ids), .table = weight, .vocab_begin = 100, .out = pick(out)};
+      });
+      expect_same(out, 0);
+      Twin rows = ints({10, -1, 0, 3});
+      Twin gathered = output_twin(dtype, {4, width});
+      run_both(&OpTable::gather_rows, [&](auto pick) {
+        return GatherRowsParams{.x = pick(table), .rows = pick(rows), .out = pick(gathered)};
+      });
+      expect_same(gathered, 0);
+    }
+  }
+}
+
+TEST_F(CudaOps, TokenHistory) {
+  Twin history = output_twin(DType::kI32, {4, 10});
+  Twin tokens = ints({70, -1, 71, -1, 72, -1});
+  Twin slots = ints({3, -1, 0});
+  Twin positions = ints({9, 4, 0});
+  run_both(&OpTable::scatter_tokens, [&](auto pick) {
+    return ScatterTokensParams{.tokens = pick(tokens),
+                               .token_stride = 2,
+                               .slots = pick(slots),
+                               .positions = pick(positions),
+                               .history = pick(history)};
+  });
+  expect_same(history, 0);
+  Twin ids = output_twin(DType::kI32, {3});
+  run_both(&OpTable::gather_tokens, [&](auto pick) {
+    return GatherTokensParams{
+        .history = pick(history), .slots = pick(slots), .positions = pick(positions), .ids = pick(ids)};
+  });
+  expect_same(ids, 0);
+}
+
+TEST_F(CudaOps, Linear) {
+  for (DType dtype : kActivationTypes) {
+    for (auto [m, n, k] : {std::array<int64_t, 3>{0, 64, 64},
+                           {1, 576, 576},
+                           {7, 960, 576},
+                           {3, 24, 40},
+                           {33, 1536, 576},
+                           {300, 128, 1536},
+                           {5, 1000, 4096},
+                           {37, 960, 576},
+                           {37, 3072, 576},
+                           {37, 576, 1536},
+                           {1, 49152, 576},
+                           {2, 641, 1000},
+                           {3, 130, 8},
+                           {4, 4096, 4096}}) {
+      for (bool wide : {false, true}) {
+        Twin x = random_twin(dtype, {m, k});
+        Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
+        Twin bias = random_twin(dtype, {n});
+        DType out_type = wide ? DType::kF32 : dtype;
+        Twin out = output_twin(out_type, {m, n});
+        run_both(&OpTable::linear, [&](auto pick) {
+          Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
+          weight.parts[0] =
+              Tensor::contiguous(pick(w).data, DType::kU8, {n, k * dtype_bytes(dtype)}, pick(w).device);
+          return LinearParams{
+              .x = pick(x), .weight = weight, .bias = wide ? Tensor{} : pick(bias), .out = pick(out)};
+        });
+        expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
+      }
+    }
+  }
+}
+
+struct Heads {
+  int32_t q, kv;
+  int64_t dim;
+};
+
+TEST_F(CudaOps, RopeAppend) {
+  for (DType dtype : kActivationTypes) {
+    for (Heads heads : {Heads{9, 3, 64}, {32, 8, 128}, {2, 1, 8}}) {
+      const int64_t width = (heads.q + 2 * heads.kv) * heads.dim;
+      Twin qkv = random_twin(dtype, {5, width});
+      Twin positions = ints({0, 1, 99, 7, 0});
+      Twin slots = ints({0, 17, 31, -1, 5});
+      Twin table = random_twin(DType::kF32, {100, heads.dim});
+      Twin k = output_twin(dtype, {3, heads.kv, 16, heads.dim});
+      Twin v = output_twin(dtype, {3, heads.kv, 16, heads.dim});
+      run_both(&OpTable::rope_append, [&](auto pick) {
+        return RopeAppendParams{.qkv = pick(qkv),
+                                .positions = pick(positions),
+                                .kv_slots = pick(slots),
+                                .cos_sin = pick(table),
+                                .k_cache = pick(k),
+                                .v_cache = pick(v),
+                                .num_heads = heads.q,
+                                .num_kv_heads = heads.kv};
+      });
+      for (const Twin* twin : {&qkv, &k, &v}) expect_same(*twin, tolerance(dtype));
+    }
+  }
+}
+
+struct Batch {
+  std::vector<int32_t> queries, contexts;
+};
+
+class CudaAttention : public CudaOpTest {
+ protected:
+  void compare(DType dtype, Heads heads, const Batch& batch, int64_t block_size) {
+    std::vector<int32_t> starts = {0};
+    int64_t most_blocks = 1;
+    for (size_t s = 0; s < batch.queries.size(); ++s) {
+      starts.push_back(starts.back() + batch.queries[s]);
+      most_blocks = std::max(most_blocks, (batch.contexts[s] + block_size - 1) / block_size);
+    }
+    const auto sequences = static_cast<int64_t>(batch.queries.size());
+    const int64_t num_blocks = most_blocks * sequences;
+    std::vector<double> blocks(static_cast<size_t>(num_blocks));
+    std::iota(blocks.begin(), blocks.end(), 0.0);
+    std::shuffle(blocks.begin(), blocks.end(), random_);
+    const int64_t width = heads.q * heads.dim;
+    Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim});
+    Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
+    Twin k = random_twin(dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    Twin v = random_twin(dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    Twin query_starts = ints(starts);
+    Twin context_lens = ints(batch.contexts);
+    Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, blocks);
+    Twin out = output_twin(dtype, {starts.back(), width});
+    module_->ops->attention_plan(
+        *gpu_state_,
+        *gpu_stream_,
+        {.num_sequences = sequences,
+         .num_tokens = starts.back(),
+         .max_query_len = *std::max_element(batch.queries.begin(), batch.queries.end()),
+         .max_context_len = most_blocks * block_size,
+         .query_starts_host = starts.data(),
+         .context_lens_host = batch.contexts.data(),
+         .query_starts = query_starts.gpu,
+         .context_lens = context_lens.gpu,
+         .num_heads = heads.q,
+         .num_kv_heads = heads.kv,
+         .head_dim = static_cast<int32_t>(heads.dim),
+         .block_size = static_cast<int32_t>(block_size),
+         .dtype = dtype});
+    run_both(&OpTable::attention, [&](auto pick) {
+      return AttentionParams{.q = pick(q),
+                             .k_cache = pick(k),
+                             .v_cache = pick(v),
+                             .query_starts = pick(query_starts),
+                             .context_lens = pick(context_lens),
+                             .block_tables = pick(tables),
+                             .out = pick(out),
+                             .num_heads = heads.q,
+                             .num_kv_heads = heads.kv,
+                             .scale = 1 / std::sqrt(static_cast<float>(heads.dim))};
+    });
+    SCOPED_TRACE(
+        format("{} heads {}/{} × {}, blocks of {}", dtype, heads.q, heads.kv, heads.dim, block_size));
+    expect_same(out, dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype));
+  }
+};
+
+TEST_F(CudaAttention, MatchesTheCpu) {
+  const Batch batches[] = {{{1}, {1}},
+                           {{1}, {4097}},
+                           {{1, 1, 0, 1}, {5, 700, 9, 33}},
+                           {{40}, {40}},
+                           {{7, 1, 65, 0}, {300, 129, 65, 0}},
+                           {{2, 1, 129, 3, 1}, {2, 1000, 1129, 67, 16}},
+                           {std::vector<int32_t>(64, 1), std::vector<int32_t>(64, 100)}};
+  for (DType dtype : kActivationTypes) {
+    for (Heads heads : {Heads{9, 3, 64}, {8, 2, 128}, {8, 1, 128}, {4, 4, 80}, {12, 1, 64}, {2, 1, 256}}) {
+      for (const Batch& batch : batches) compare(dtype, heads, batch, 16);
+    }
+  }
+  compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 1);
+  compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 24);
+}
+
+class CudaSampling : public CudaOpTest {
+ protected:
+  Twin rows_twin(const std::vector<SampleRow>& rows) {
+    const auto bytes = static_cast<int64_t>(rows.size() * sizeof(SampleRow));
+    Twin twin = output_twin(DType::kF32, {bytes / 4});
+    std::memcpy(twin.cpu.data, rows.data(), static_cast<size_t>(bytes));
+    upload(twin);
+    return twin.cut([&](const Tensor& tensor) {
+      return Tensor::contiguous(tensor.data,
+                                DType::kU8,
+                                {static_cast<int64_t>(rows.size()), static_cast<int64_t>(sizeof(SampleRow))},
+                                tensor.device);
+    });
+  }
+
+  void compare_samples(const std::vector<SampleRow>& rows,
+                       int64_t vocab,
+                       int64_t shards,
+                       double logit_scale) {
+    const auto n = static_cast<int64_t>(rows.size());
+    const int64_t width = (vocab + shards - 1) / shards;
+    Twin logits = random_twin(DType::kF32, {shards, n, width}, logit_scale);
+    Twin params = rows_twin(rows);
+    std::vector<double> tokens(4 * 64);
+    for (double& token : tokens) token = static_cast<double>(random_() % static_cast<uint64_t>(vocab));
+    Twin history = twin_of(DType::kI32, {4, 64}, tokens);
+    Twin records = output_twin(DType::kI32, {n, kSampleRecordWords});
+    run_both(&OpTable::sample, [&](auto pick) {
+      return SampleParams{.logits = pick(logits),
+                          .vocab_size = vocab,
+                          .rows = pick(params),
+                          .history = pick(history),
+                          .records = pick(records)};
+    });
+    const std::vector<std::byte> bytes = download(records);
+    for (int64_t i = 0; i < n; ++i) {
+      SampleRecord expected, actual;
+      std::memcpy(&expected,
+                  static_cast<std::byte*>(records.cpu.data) + i * static_cast<int64_t>(sizeof expected),
+                  sizeof expected);
+      std::memcpy(&actual, bytes.data() + i * static_cast<int64_t>(sizeof actual), sizeof actual);
+      SCOPED_TRACE(format("row {}, vocabulary {}", i, vocab));
+      EXPECT_EQ(expected.token, actual.token);
+      EXPECT_NEAR(expected.logprob, actual.logprob, 1e-4);
+      ASSERT_EQ(expected.num_top, actual.num_top);
+      for (int t = 0; t < expected.num_top; ++t) {
+        EXPECT_EQ(expected.top_ids[t], actual.top_ids[t]);
+        EXPECT_NEAR(expected.top_logprobs[t], actual.top_logprobs[t], 1e-4);
+      }
+    }
+  }
+};
+
+TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
+  std::vector<SampleRow> rows;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    SampleRow row{.slot = static_cast<int32_t>(seed), .position = 40, .prompt_len = 20, .seed = seed};
+    rows.push_back(row);
+    row.temperature = 0;
+    row.num_logprobs = 5;
+    rows.push_back(row);
+    row.temperature = 0.7f;
+    row.top_k = 10;
+    rows.push_back(row);
+    row.top_k = 0;
+    row.top_p = 0.9f;
+    row.repetition_penalty = 1.3f;
+    rows.push_back(row);
+    row.top_k = 50;
+    row.min_p = 0.05f;
+    row.presence_penalty = 0.5f;
+    row.frequency_penalty = 0.25f;
+    row.num_banned = 2;
+    row.banned[0] = 1;
+    row.banned[1] = 3;
+    rows.push_back(row);
+    row.top_k = 0;
+    row.top_p = 1;
+    row.num_logprobs = 20;
+    rows.push_back(row);
+    row.slot = -1;
+    rows.push_back(row);
+  }
+  for (int64_t vocab : {1, 33, 1000, 49152, 128256}) {
+    for (int64_t shards : {1, 3}) {
+      if (vocab >= shards) compare_samples(rows, vocab, shards, 3);
+    }
+  }
+}
+
+TEST_F(CudaSampling, GreedyOverShards) {
+  for (int64_t vocab : {5, 1000, 50001}) {
+    const int64_t n = 3;
+    Twin logits = random_twin(DType::kF32, {n, vocab + 2});
+    set_element(logits.cpu, 2, element(logits.cpu, 1));  // a tie
+    for (int64_t v = 0; v < vocab; ++v) set_element(logits.cpu, (vocab + 2) + v, -INFINITY);
+    upload(logits);
+    std::vector<SampleRow> rows(3);
+    rows[0].slot = 0;
+    rows[1] = {.slot = 1, .num_banned = 1, .banned = {100}};
+    rows[2].slot = -1;
+    Twin params = rows_twin(rows);
+    Twin best = output_twin(DType::kF32, {2, n, 2});
+    run_both(&OpTable::argmax_shard, [&](auto pick) {
+      return ArgmaxShardParams{.logits = pick(logits),
+                               .vocab_begin = 100,
+                               .vocab_size = 100 + vocab,
+                               .rows = pick(params),
+                               .best = pick(best).rows(0, 1).reshaped({n, 2})};
+    });
+    run_both(&OpTable::argmax_shard, [&](auto pick) {
+      return ArgmaxShardParams{.logits = pick(logits),
+                               .vocab_begin = 100 + vocab / 2,
+                               .vocab_size = 100 + vocab,
+                               .rows = pick(params),
+                               .best = pick(best).rows(1, 1).reshaped({n, 2})};
+    });
+    const std::vector<std::byte> bytes = download(best);
+    EXPECT_EQ(std::memcmp(bytes.data(), best.cpu.data, bytes.size()), 0) << "vocabulary " << vocab;
+    Twin records = output_twin(DType::kI32, {n, kSampleRecordWords});
+    run_both(&OpTable::argmax_merge,
+             [&](auto pick) { return ArgmaxMergeParams{.best = pick(best), .records = pick(records)}; });
+    expect_same(records, 0);
+  }
+}
+
+}  // namespace
+}  // namespace llm_dist::kernels
