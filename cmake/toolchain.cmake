@@ -1,13 +1,8 @@
-# Compiler cache, linker and sanitizers, for every target.
+# Compiler cache and sanitizers, for every target.
 find_program(LLM_DIST_CCACHE ccache)
 if(LLM_DIST_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
-endif()
-
-find_program(LLM_DIST_MOLD mold)
-if(LLM_DIST_MOLD)
-  add_link_options(-fuse-ld=mold)
 endif()
 
 if(LLM_DIST_SANITIZE)

@@ -5,7 +5,7 @@
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
 
-build_packages=(g++ make cmake ninja-build ccache mold ca-certificates curl git python3 python3-pip
+build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git python3 python3-pip
   libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
   libhwy-dev libhwloc-dev libssl-dev)
 test_packages=(libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl)
