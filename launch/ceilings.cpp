@@ -157,8 +157,12 @@ Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& 
                    backend.allocate(2 * static_cast<int64_t>(sizeof(int64_t)), device::MemoryKind::kPinned));
   Bench bench{backend, *stream, times};
   Ceilings ceilings;
-  ASSIGN_OR_RETURN(ceilings.read_bytes_per_second,
-                   process.device().read_bandwidth(backend, process.engine().options().threads));
+  // Ranks that share a host's memory read it together in a step, and so they do here.
+  RETURN_IF_ERROR(process.world().barrier(Deadline::after_seconds(kDeadlineSeconds)));
+  ASSIGN_OR_RETURN(
+      ceilings.read_bytes_per_second,
+      process.device().read_bandwidth(
+          backend, process.engine().options().threads, static_cast<int64_t>(read_weight_bytes(process))));
   ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, bench));
   RETURN_IF_ERROR(all_reduces(process, bench, batches, ceilings));
   return ceilings;

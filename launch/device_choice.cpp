@@ -42,7 +42,9 @@ Result<RankDevice> choose_gpu(const comm::World& world) {
   ASSIGN_OR_RETURN(device.backend, module->make_backend(index));
   device.device = device.backend->device();
   device.ops = module->ops;
-  device.read_bandwidth = [module](device::Backend& backend, int) { return module->read_bandwidth(backend); };
+  device.read_bandwidth = [module](device::Backend& backend, int, int64_t) {
+    return module->read_bandwidth(backend);
+  };
   return device;
 }
 
@@ -56,8 +58,8 @@ Result<RankDevice> choose_device(const std::string& wanted, const comm::World& w
   }
   RankDevice cpu;
   cpu.ops = &kernels::cpu_ops();
-  cpu.read_bandwidth = [](device::Backend&, int threads) -> Result<double> {
-    return measured_read_bandwidth(threads);
+  cpu.read_bandwidth = [](device::Backend&, int threads, int64_t bytes) -> Result<double> {
+    return measured_read_bandwidth(threads, bytes);
   };
   cpu.backend = device::make_cpu_backend({.threads = cpu_threads});
   return cpu;

@@ -15,8 +15,9 @@ struct RankDevice {
   Device device;
   const kernels::OpTable* ops = nullptr;
   std::unique_ptr<device::Backend> backend;
-  // Bytes a second of device memory, measured; `threads`: of a CPU.
-  std::function<Result<double>(device::Backend& backend, int threads)> read_bandwidth;
+  // Bytes a second of device memory, measured. Of a CPU: by `threads` that read `bytes` again and again, as
+  // decode steps do, so that its caches count as they do there.
+  std::function<Result<double>(device::Backend& backend, int threads, int64_t bytes)> read_bandwidth;
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the

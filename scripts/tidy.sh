@@ -12,6 +12,16 @@ else
   base=${LLM_DIST_TIDY_BASE:-$(git rev-parse -q --verify HEAD~10 || git rev-list --max-parents=0 HEAD | tail -n 1)}
   mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- '*.cpp')
 fi
+# A file that this machine cannot compile (CUDA's and NCCL's where their headers are missing) is in no build: name it.
+mapfile -t compiled < <(grep -oP '"file": "\K[^"]+' "$build/compile_commands.json")
+declare -A in_build=()
+for file in "${compiled[@]}"; do in_build[$(realpath --relative-to=. "$file")]=1; done
+readable=() unreadable=()
+for file in "${files[@]}"; do
+  if [ -n "${in_build[$file]:-}" ]; then readable+=("$file"); else unreadable+=("$file"); fi
+done
+[ ${#unreadable[@]} -eq 0 ] || echo "   not built here, so not read: ${unreadable[*]}"
+files=("${readable[@]}")
 # A Beast translation unit takes half a minute; half a dozen files a commit is the usual case.
 limit=${LLM_DIST_TIDY_LIMIT:-25}
 if [ ${#files[@]} -gt "$limit" ]; then
