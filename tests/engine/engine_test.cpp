@@ -346,6 +346,7 @@ struct Run {
 Run run_stages(const GoldenCase& golden, const kernels::OpTable& ops, int pp) {
   auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .ops = &ops});
   std::vector<sched::SequenceRequest> requests;
+  requests.reserve(static_cast<size_t>(pp));
   for (int i = 0; i < pp; ++i) requests.push_back(greedy_request({1, 2, 3}, 20));
   TimePoint begin = Clock::now();
   std::vector<Output> outputs = replica->generate(std::move(requests));

@@ -39,7 +39,7 @@ TEST(Graphs, GraphsYieldTheTokensOfEagerSteps) {
     SCOPED_TRACE(to_string(layout));
     EngineOptions options = golden_options(layout);
     std::vector<std::vector<int32_t>> expected = generate(golden, options, requests);
-    for (std::vector<int64_t> sizes : {std::vector<int64_t>{1, 2, 4, 8}, {3}}) {
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{1, 2, 4, 8}, {3}}) {
       options.graph_sizes = sizes;
       EXPECT_EQ(generate(golden, options, requests), expected) << sizes.size() << " graph sizes";
     }
@@ -104,7 +104,7 @@ TEST(Graphs, AttentionIsPlannedOnceAStepFromBoundsThatHold) {
   kernels::OpTable ops = kernels::cpu_ops();
   ops.attention_plan = logged_plan;
   ops.attention = checked_attention;
-  for (std::vector<int64_t> sizes : {std::vector<int64_t>{}, {2, 8}}) {
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{}, {2, 8}}) {
     EngineOptions options = golden_options({});
     options.async_scheduling = false;  // so that a step's attention has run before the next one is planned
     options.graph_sizes = sizes;
