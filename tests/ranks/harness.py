@@ -87,7 +87,7 @@ def wait_until(condition, limit_s, what, interval_s=0.02):
 def main():
     """unittest's, but 77 (ctest's "skipped") when nothing ran."""
     result = unittest.main(exit=False, verbosity=2).result
-    everything_skipped = result.testsRun > 0 and len(result.skipped) >= result.testsRun
+    everything_skipped = result.skipped and len(result.skipped) >= result.testsRun
     raise SystemExit(1 if not result.wasSuccessful() else 77 if everything_skipped else 0)
 
 

@@ -9,16 +9,16 @@ NUM_STREAMS = 64
 NUM_CANCELLED = 13  # 20 %
 POOL_TOKENS = 768  # a sixth of what the streams need together
 BLOCK = 16
-EPSILON = 1e-3  # of a log-probability: float sums in another order, and greedy ties
+EPSILON = 1e-3  # of a log-probability in float32: sums in another order, and greedy ties
 NUM_REPLAYED = NUM_STREAMS if harness.FULL else 8
 WORDS = ("time river stone light garden winter music road house bird letter ocean mountain table window story "
          "friend morning color number").split()
 
 
-def make_requests(seed):
+def make_requests(seed, count):
     draw = random.Random(seed)
     requests = []
-    for _ in range(NUM_STREAMS):
+    for _ in range(count):
         prompt = "The " + " ".join(draw.choice(WORDS) for _ in range(draw.choice([4, 8, 16, 30, 60])))
         requests.append({"model": "m", "prompt": prompt, "max_tokens": draw.choice([24, 48, 96, 128]), "temperature": 0,
                          "ignore_eos": True, "skip_special_tokens": False, "logprobs": 20})
@@ -34,39 +34,19 @@ def tokens_of(stream):
     return out
 
 
-class Load(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        harness.needs_serve()
+class Streams(unittest.TestCase):
+    """Checks of many streams at once, for any device."""
+    epsilon = EPSILON
 
-    def kv_bytes_per_token(self, layout):
-        done = harness.run(["plan", harness.smollm(), *layout, "--json"])
-        return max(float(x) for x in re.findall(r'"kv_bytes_per_token": ([\d.]+)', done.stdout))
-
-    def check(self, layout):
-        bytes_ = int(self.kv_bytes_per_token(layout) * POOL_TOKENS) + 4096
-        flags = [*layout, "--kv-cache-memory-bytes", bytes_, "--max-model-len", 384, "--block-size", BLOCK]
-        with harness.Server(2, harness.smollm(), flags) as server:
-            server.wait_ready()
-            usage_before = server.metric("kv_cache_usage_perc")
-            requests = make_requests(seed=1)
-            cancelled = set(random.Random(2).sample(range(NUM_STREAMS), NUM_CANCELLED))
-            streams = [server.stream("/v1/completions", request) for request in requests]
-            for i in cancelled:
-                streams[i].cancel_after = 5
-            for stream in streams:
-                stream.wait()
-            self.check_complete(requests, streams, cancelled)
-            preemptions = server.metric("num_preemptions_total")
-            self.assertGreaterEqual(preemptions, 10)
-            harness.wait_until(lambda: server.metric("num_requests_running") == 0, 20, "no request runs")
-            self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
-            self.assertEqual(server.metric("num_requests_waiting"), 0)
-            print(f"  {' '.join(map(str, layout))}: {preemptions:.0f} preemptions")
-            kept = [i for i in range(NUM_STREAMS) if i not in cancelled]
-            for i in kept[:NUM_REPLAYED]:
-                self.replay(server, requests[i], tokens_of(streams[i]))
-            self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
+    def run_together(self, server, requests, cancelled=frozenset()):
+        """The streams, all of them ended; those in `cancelled` left after five events."""
+        streams = [server.stream("/v1/completions", request) for request in requests]
+        for i in cancelled:
+            streams[i].cancel_after = 5
+        for stream in streams:
+            stream.wait()
+        self.check_complete(requests, streams, cancelled)
+        return streams
 
     def check_complete(self, requests, streams, cancelled):
         for i, (request, stream) in enumerate(zip(requests, streams)):
@@ -82,7 +62,7 @@ class Load(unittest.TestCase):
                 self.assertEqual("".join(token for token, _, _ in tokens_of(stream)), stream.text())
 
     def replay(self, server, request, emitted):
-        """Alone, each token that the stream emitted is within EPSILON of the likeliest; after a tie that falls
+        """Alone, each token that the stream emitted is within epsilon of the likeliest; after a tie that falls
         differently the replay goes on from what the stream had."""
         at = 0
         while at < len(emitted):
@@ -94,8 +74,38 @@ class Load(unittest.TestCase):
                 at += 1
                 if token != alone_token:
                     self.assertIn(token, top)
-                    self.assertLessEqual(best - top[token], EPSILON, f"{token!r} instead of {alone_token!r} at {at}")
+                    self.assertLessEqual(best - top[token], self.epsilon, f"{token!r} instead of {alone_token!r} at {at}")
                     break
+
+
+class Load(Streams):
+    @classmethod
+    def setUpClass(cls):
+        harness.needs_serve()
+
+    def kv_bytes_per_token(self, layout):
+        done = harness.run(["plan", harness.smollm(), *layout, "--json"])
+        return max(float(x) for x in re.findall(r'"kv_bytes_per_token": ([\d.]+)', done.stdout))
+
+    def check(self, layout):
+        bytes_ = int(self.kv_bytes_per_token(layout) * POOL_TOKENS) + 4096
+        flags = [*layout, "--kv-cache-memory-bytes", bytes_, "--max-model-len", 384, "--block-size", BLOCK]
+        with harness.Server(2, harness.smollm(), flags) as server:
+            server.wait_ready()
+            usage_before = server.metric("kv_cache_usage_perc")
+            requests = make_requests(seed=1, count=NUM_STREAMS)
+            cancelled = set(random.Random(2).sample(range(NUM_STREAMS), NUM_CANCELLED))
+            streams = self.run_together(server, requests, cancelled)
+            preemptions = server.metric("num_preemptions_total")
+            self.assertGreaterEqual(preemptions, 10)
+            harness.wait_until(lambda: server.metric("num_requests_running") == 0, 20, "no request runs")
+            self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
+            self.assertEqual(server.metric("num_requests_waiting"), 0)
+            print(f"  {' '.join(map(str, layout))}: {preemptions:.0f} preemptions")
+            kept = [i for i in range(NUM_STREAMS) if i not in cancelled]
+            for i in kept[:NUM_REPLAYED]:
+                self.replay(server, requests[i], tokens_of(streams[i]))
+            self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
 
     def test_tensor_parallel(self):
         self.check(["--tp", 2, "--pp", 1])

@@ -1,0 +1,96 @@
+"""Servers on every GPU of this machine: many streams at once, and a rank that is killed under load.
+
+Environment: LLM_DIST_GPU_MODEL and LLM_DIST_GPU_FLAGS, another model than SmolLM2 and more flags of `serve`.
+"""
+import os
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+import harness
+import load_test
+
+NUM_STREAMS = 128
+NUM_REPLAYED = NUM_STREAMS if harness.FULL else 16
+LAYOUTS = {1: [(1, 1)], 2: [(2, 1), (1, 2)], 3: [(3, 1)], 4: [(4, 1), (2, 2)]}
+ANSWER = {"model": "m", "temperature": 0, "max_tokens": 16,
+          "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+
+
+def memory_used():
+    """MiB in use on each visible GPU."""
+    out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                         capture_output=True, text=True, check=False, timeout=60).stdout
+    return [int(line) for line in out.split()]
+
+
+def layouts():
+    return [layout for count, some in LAYOUTS.items() if count <= len(memory_used()) for layout in some]
+
+
+class Gpu(load_test.Streams):
+    epsilon = 0.25  # of a log-probability with bfloat16 activations, whose logits carry 8 bits of mantissa
+
+    @classmethod
+    def setUpClass(cls):
+        if shutil.which("nvidia-smi") is None or not memory_used():
+            raise unittest.SkipTest("no NVIDIA GPU is here")
+        harness.needs_serve()
+
+    def serve(self, tp, pp, flags=()):
+        model = os.environ.get("LLM_DIST_GPU_MODEL") or harness.smollm()
+        more = os.environ.get("LLM_DIST_GPU_FLAGS", "").split()
+        return harness.Server(tp * pp, model, ["--device", "cuda", "--tp", tp, "--pp", pp, "--max-model-len", 1024,
+                                               "--max-num-seqs", NUM_STREAMS, *more, *flags])
+
+    def test_paris(self):
+        for tp, pp in layouts():
+            with self.subTest(tp=tp, pp=pp), self.serve(tp, pp) as server:
+                status, answer = server.wait_ready().post("/v1/chat/completions", ANSWER)
+                self.assertEqual(status, 200, answer)
+                self.assertIn("Paris", answer["choices"][0]["message"]["content"])
+
+    def test_many_streams(self):
+        for tp, pp in layouts()[-2:]:
+            with self.subTest(tp=tp, pp=pp), self.serve(tp, pp) as server:
+                server.wait_ready()
+                usage_before = server.metric("kv_cache_usage_perc")
+                requests = load_test.make_requests(seed=1, count=NUM_STREAMS)
+                begin = time.monotonic()
+                streams = self.run_together(server, requests)
+                took = time.monotonic() - begin
+                harness.wait_until(lambda: server.metric("num_requests_running") == 0, 20, "no request runs")
+                self.assertEqual(server.metric("kv_cache_usage_perc"), usage_before)
+                for request, stream in list(zip(requests, streams))[:NUM_REPLAYED]:
+                    self.replay(server, request, load_test.tokens_of(stream))
+                print(f"  TP {tp} x PP {pp}: {NUM_STREAMS} streams in {took:.2f} s, {NUM_REPLAYED} replayed alone",
+                      flush=True)
+
+    def test_a_killed_rank_ends_all_and_frees_the_memory(self):
+        before = memory_used()
+        if len(before) == 1:
+            self.skipTest("one GPU: no other rank to survive")
+        for tp, pp in layouts()[-2:]:
+            with self.subTest(tp=tp, pp=pp), self.serve(tp, pp) as server:
+                server.wait_ready()
+                requests = load_test.make_requests(seed=1, count=NUM_STREAMS)
+                streams = [server.stream("/v1/completions", request) for request in requests]
+                streams[0].started.wait(60)
+                ranks = server.wait_ranks()
+                survivors = [harness.Exit(pid) for rank, pid in ranks.items() if rank != tp * pp - 1]
+                begin = time.monotonic()
+                os.kill(ranks[tp * pp - 1], signal.SIGKILL)
+                self.assertTrue(all(exit_.within(begin + 3 - time.monotonic()) for exit_ in survivors), server.log())
+                took = time.monotonic() - begin
+                self.assertNotEqual(server.wait_end(10), 0)
+                self.assertEqual(len(harness.our_lines(server.log())), 1, server.log())
+                self.assertEqual(server.leftovers(), [])
+                harness.wait_until(lambda: all(now <= was + 64 for now, was in zip(memory_used(), before)), 10,
+                                   f"the GPUs' memory is free again: {before} before, {memory_used()} MiB now")
+                print(f"  TP {tp} x PP {pp}: rank {tp * pp - 1} killed, survivors out after {took:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    harness.main()
