@@ -17,6 +17,7 @@ inline sched::SequenceRequest random_request(std::mt19937& random, int64_t vocab
 inline std::vector<sched::SequenceRequest> random_requests(const GoldenCase& golden, size_t count) {
   std::mt19937 random(7);
   std::vector<sched::SequenceRequest> requests;
+  requests.reserve(count);
   for (size_t i = 0; i < count; ++i) requests.push_back(random_request(random, golden.vocab_size(), i));
   return requests;
 }
@@ -29,6 +30,7 @@ inline std::unique_ptr<Replica> start(const GoldenCase& golden, ReplicaOptions o
 
 inline std::vector<std::vector<int32_t>> tokens_of(const std::vector<Output>& outputs) {
   std::vector<std::vector<int32_t>> tokens;
+  tokens.reserve(outputs.size());
   for (const Output& output : outputs) tokens.push_back(output.tokens);
   return tokens;
 }
