@@ -24,7 +24,7 @@ Tensor Sampler::sample(const Tensor& logits, const PreparedStep& step, const Ten
 
 void Sampler::gather(const Tensor& mine, const Tensor& all) const {
   if (context_.mesh.tp() == 1) return;
-  context_.ops->observed(CallKind::kCollective, "all_gather", mine.dim(0), [&](device::Stream& stream) {
+  context_.ops->observed(CallKind::kCollective, "gather_samples", mine.dim(0), [&](device::Stream& stream) {
     context_.tensor_group->all_gather(mine, all, stream);
   });
 }
