@@ -3,17 +3,10 @@
 
 #include <cstdint>
 
+#include "kernels/op_observer.h"
 #include "kernels/op_table.h"
 
 namespace llm_dist::kernels {
-
-// Told of every op and collective as it is issued; `rows` is the leading extent of what it works on.
-class OpObserver {
- public:
-  virtual ~OpObserver() = default;
-  virtual void before(const char* op, int64_t rows, device::Stream& stream) = 0;
-  virtual void after(const char* op, device::Stream& stream) = 0;
-};
 
 class Ops {
  public:
@@ -59,12 +52,22 @@ class Ops {
     run("argmax_merge", p.records.dim(0), table_->argmax_merge, p);
   }
 
+  // Issues something that is no op, so that it shows beside them: issue(stream).
+  template <typename Issue>
+  void observed(CallKind kind, const char* name, int64_t rows, Issue&& issue) const {
+    OpCall call{.name = name, .rows = rows, .kind = kind, .params = {}};
+    if (observer_ != nullptr) observer_->before(call, *stream_);
+    issue(*stream_);
+    if (observer_ != nullptr) observer_->after(call, *stream_);
+  }
+
  private:
   template <typename Params>
   void run(const char* name, int64_t rows, Op<Params> op, const Params& params) const {
-    if (observer_ != nullptr) observer_->before(name, rows, *stream_);
+    OpCall call{.name = name, .rows = rows, .kind = CallKind::kOp, .params = &params};
+    if (observer_ != nullptr) observer_->before(call, *stream_);
     op(*state_, *stream_, params);
-    if (observer_ != nullptr) observer_->after(name, *stream_);
+    if (observer_ != nullptr) observer_->after(call, *stream_);
   }
 
   const OpTable* table_;

@@ -5,47 +5,34 @@
 #include <functional>
 #include <random>
 
+#include "launch/stream_timer.h"
 #include "parallel/partition.h"
 
 namespace llm_dist::launch {
-namespace {
 
-constexpr double kDeadlineSeconds = 300;
-
-struct Bench {
-  device::Backend& backend;
-  device::Stream& stream;
-  device::Buffer& times;  // pinned, two timestamps
-};
-
-// Mean seconds of issue() over `repeats` behind one that does not count.
-Result<double> time_of(const Bench& bench, int repeats, const std::function<void()>& issue) {
-  auto* times = reinterpret_cast<int64_t*>(bench.times.data());
-  issue();
-  bench.stream.write_timestamp(times);
-  for (int i = 0; i < repeats; ++i) issue();
-  bench.stream.write_timestamp(times + 1);
-  RETURN_IF_ERROR(bench.stream.synchronize(Deadline::after_seconds(kDeadlineSeconds)));
-  return static_cast<double>(times[1] - times[0]) * 1e-9 / repeats;
+double step_weight_bytes(RankProcess& process) {
+  auto bytes = static_cast<double>(process.engine().memory_plan().weight_bytes);
+  if (process.checkpoint().config().tie_word_embeddings) return bytes;
+  const checkpoint::TensorInfo* table = process.checkpoint().find("model.embed_tokens.weight");
+  if (table != nullptr) bytes -= static_cast<double>(table->bytes()) / process.engine().options().layout.tp;
+  return bytes;
 }
 
-// As a step does it where steps are graphs: without the host's part.
-Result<double> time_in_graph(const Bench& bench, const std::function<void()>& issue) {
-  constexpr int kInOneGraph = 64;
-  if (!bench.backend.prefers_graphs()) return time_of(bench, kInOneGraph, issue);
-  bench.backend.begin_capture(bench.stream);
-  for (int i = 0; i < kInOneGraph; ++i) issue();
-  ASSIGN_OR_RETURN(std::unique_ptr<device::Graph> graph, bench.backend.end_capture(bench.stream));
-  ASSIGN_OR_RETURN(double seconds, time_of(bench, 8, [&] { graph->launch(bench.stream); }));
-  return seconds / kInOneGraph;
+namespace {
+
+// As a step does it where steps are graphs.
+Result<double> time_in_step(StreamTimer& timer, const std::function<void()>& issue) {
+  constexpr int kCalls = 64;
+  return timer.backend().prefers_graphs() ? timer.mean_in_graph(kCalls, 8, issue)
+                                          : timer.mean_of(kCalls, issue);
 }
 
 // Random elements: products of constants draw less power and run faster.
-Result<device::Buffer> random_buffer(const Bench& bench, DType dtype, int64_t count) {
+Result<device::Buffer> random_buffer(StreamTimer& timer, DType dtype, int64_t count) {
   constexpr int64_t kPieceElements = 1 << 20;
   int64_t width = dtype_bytes(dtype);
   int64_t piece_bytes = std::min(count, kPieceElements) * width;
-  ASSIGN_OR_RETURN(device::Buffer piece, bench.backend.allocate(piece_bytes, device::MemoryKind::kPinned));
+  ASSIGN_OR_RETURN(device::Buffer piece, timer.backend().allocate(piece_bytes, device::MemoryKind::kPinned));
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0.0f, 0.02f);
   for (int64_t i = 0; i < piece_bytes / width; ++i) {
@@ -57,12 +44,13 @@ Result<device::Buffer> random_buffer(const Bench& bench, DType dtype, int64_t co
                                                : static_cast<const void*>(&as_f16);
     std::memcpy(piece.data() + i * width, from, static_cast<size_t>(width));
   }
-  ASSIGN_OR_RETURN(device::Buffer buffer, bench.backend.allocate(count * width, device::MemoryKind::kDevice));
+  ASSIGN_OR_RETURN(device::Buffer buffer,
+                   timer.backend().allocate(count * width, device::MemoryKind::kDevice));
   for (int64_t at = 0; at < buffer.bytes(); at += piece_bytes) {
     int64_t bytes = std::min(piece_bytes, buffer.bytes() - at);
-    bench.stream.copy(buffer.view(DType::kU8, {bytes}, at), piece.view(DType::kU8, {bytes}));
+    timer.stream().copy(buffer.view(DType::kU8, {bytes}, at), piece.view(DType::kU8, {bytes}));
   }
-  RETURN_IF_ERROR(bench.stream.synchronize(Deadline::after_seconds(kDeadlineSeconds)));
+  RETURN_IF_ERROR(timer.synchronize());
   return buffer;
 }
 
@@ -73,7 +61,7 @@ bool is_dense(RankProcess& process) {
 }
 
 // The merged gate and up projection of a prompt step.
-Result<double> gemm_flops(RankProcess& process, const Bench& bench) {
+Result<double> gemm_flops(RankProcess& process, StreamTimer& timer) {
   if (!is_dense(process)) return 0.0;
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   const engine::EngineOptions& options = process.engine().options();
@@ -83,29 +71,29 @@ Result<double> gemm_flops(RankProcess& process, const Bench& bench) {
   int64_t k = config.hidden_size;
   const kernels::OpTable& ops = *process.device().ops;
   ASSIGN_OR_RETURN(auto state,
-                   ops.make_state(bench.backend,
+                   ops.make_state(timer.backend(),
                                   {.threads = options.threads,
                                    .activation_dtype = options.dtype,
                                    .max_tokens = m,
                                    .max_features = std::max(n, k),
                                    .max_sequences = 1,
                                    .vocab_size = 1}));
-  ASSIGN_OR_RETURN(device::Buffer w, random_buffer(bench, options.dtype, n * k));
-  ASSIGN_OR_RETURN(device::Buffer x, random_buffer(bench, options.dtype, m * k));
+  ASSIGN_OR_RETURN(device::Buffer w, random_buffer(timer, options.dtype, n * k));
+  ASSIGN_OR_RETURN(device::Buffer x, random_buffer(timer, options.dtype, m * k));
   ASSIGN_OR_RETURN(device::Buffer y,
-                   bench.backend.allocate(m * n * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
+                   timer.backend().allocate(m * n * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
   Weight weight{.scheme = scheme_of(options.dtype), .n = n, .k = k};
   weight.parts[0] = w.view(DType::kU8, {n, k * dtype_bytes(options.dtype)});
-  RETURN_IF_ERROR(ops.prepare_weight(*state, bench.stream, weight));
+  RETURN_IF_ERROR(ops.prepare_weight(*state, timer.stream(), weight));
   kernels::LinearParams params{
       .x = x.view(options.dtype, {m, k}), .weight = weight, .out = y.view(options.dtype, {m, n})};
   ASSIGN_OR_RETURN(double seconds,
-                   time_of(bench, on_cpu ? 3 : 20, [&] { ops.linear(*state, bench.stream, params); }));
+                   timer.mean_of(on_cpu ? 3 : 20, [&] { ops.linear(*state, timer.stream(), params); }));
   return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / seconds;
 }
 
 Status all_reduces(RankProcess& process,
-                   const Bench& bench,
+                   StreamTimer& timer,
                    const std::vector<int>& batches,
                    Ceilings& ceilings) {
   const engine::EngineOptions& options = process.engine().options();
@@ -119,29 +107,20 @@ Status all_reduces(RankProcess& process,
   for (int batch : batches) {
     ASSIGN_OR_RETURN(
         device::Buffer data,
-        bench.backend.allocate(batch * hidden * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
+        timer.backend().allocate(batch * hidden * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
     Tensor tensor = data.view(options.dtype, {batch, hidden});
-    auto reduce = [&] { group->all_reduce(tensor, comm::ReduceOp::kSum, bench.stream); };
-    RETURN_IF_ERROR(time_of(bench, 20, reduce).status());  // brings the ranks together
-    ASSIGN_OR_RETURN(ceilings.all_reduce_seconds[batch], time_in_graph(bench, reduce));
+    auto reduce = [&] { group->all_reduce(tensor, comm::ReduceOp::kSum, timer.stream()); };
+    RETURN_IF_ERROR(timer.mean_of(20, reduce).status());  // brings the ranks together
+    ASSIGN_OR_RETURN(ceilings.all_reduce_seconds[batch], time_in_step(timer, reduce));
   }
   // Nobody's end of the group goes while another still uses it.
-  return process.world().barrier(Deadline::after_seconds(kDeadlineSeconds));
-}
-
-// Bytes of this rank's weights that every decode step reads: not the rows of the embedding it looks up.
-double read_weight_bytes(RankProcess& process) {
-  auto bytes = static_cast<double>(process.engine().memory_plan().weight_bytes);
-  if (process.checkpoint().config().tie_word_embeddings) return bytes;
-  const checkpoint::TensorInfo* table = process.checkpoint().find("model.embed_tokens.weight");
-  if (table != nullptr) bytes -= static_cast<double>(table->bytes()) / process.engine().options().layout.tp;
-  return bytes;
+  return process.world().barrier(Deadline::after_seconds(kMeasureSeconds));
 }
 
 // Multiplications and additions for one token, all layers but the head when `with_head` is false.
 double flops_per_token(RankProcess& process, bool with_head) {
   auto elements =
-      read_weight_bytes(process) / static_cast<double>(dtype_bytes(process.engine().options().dtype));
+      step_weight_bytes(process) / static_cast<double>(dtype_bytes(process.engine().options().dtype));
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   double head = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) /
                 process.engine().options().layout.tp;
@@ -152,25 +131,22 @@ double flops_per_token(RankProcess& process, bool with_head) {
 
 Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& batches) {
   device::Backend& backend = *process.device().backend;
-  std::unique_ptr<device::Stream> stream = backend.make_stream("ceilings");
-  ASSIGN_OR_RETURN(device::Buffer times,
-                   backend.allocate(2 * static_cast<int64_t>(sizeof(int64_t)), device::MemoryKind::kPinned));
-  Bench bench{backend, *stream, times};
+  ASSIGN_OR_RETURN(StreamTimer timer, StreamTimer::create(backend, "ceilings"));
   Ceilings ceilings;
   // Ranks that share a host's memory read it together in a step, and so they do here.
-  RETURN_IF_ERROR(process.world().barrier(Deadline::after_seconds(kDeadlineSeconds)));
+  RETURN_IF_ERROR(process.world().barrier(Deadline::after_seconds(kMeasureSeconds)));
   ASSIGN_OR_RETURN(
       ceilings.read_bytes_per_second,
       process.device().read_bandwidth(
-          backend, process.engine().options().threads, static_cast<int64_t>(read_weight_bytes(process))));
-  ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, bench));
-  RETURN_IF_ERROR(all_reduces(process, bench, batches, ceilings));
+          backend, process.engine().options().threads, static_cast<int64_t>(step_weight_bytes(process))));
+  ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, timer));
+  RETURN_IF_ERROR(all_reduces(process, timer, batches, ceilings));
   return ceilings;
 }
 
 StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch, int64_t context) {
   engine::RankEngine& engine = process.engine();
-  double weights = read_weight_bytes(process) / ceilings.read_bytes_per_second;
+  double weights = step_weight_bytes(process) / ceilings.read_bytes_per_second;
   double products = ceilings.gemm_flops_per_second > 0
                         ? batch * flops_per_token(process, true) / ceilings.gemm_flops_per_second
                         : 0;

@@ -14,6 +14,9 @@ struct Ceilings {
   std::map<int, double> all_reduce_seconds;  // of batch × hidden activations, by batch; 0 in a group of one
 };
 
+// Bytes of this rank's weights that every decode step reads: not the rows of the embedding it looks up.
+double step_weight_bytes(RankProcess& process);
+
 // Collective: all ranks of the world, after loading and before any of them runs steps.
 Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& batches);
 

@@ -45,6 +45,34 @@ Result<DType> parse_dtype(const std::string& flag, const std::string& name) {
   return invalid_argument(format("{} {} is not one of bfloat16, float16, float32", flag, name));
 }
 
+namespace {
+
+void add_device_flag(CLI::App& app, ModelFlags& flags) {
+  app.add_option("--device", flags.device, "auto, cpu, cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+}
+
+void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
+  app.add_option("--threads", flags.threads, "CPU threads of each rank (0: from the binding)");
+  app.add_option("--distributed-timeout-seconds",
+                 flags.distributed_timeout_seconds,
+                 "How long a collective may wait for a rank")
+      ->capture_default_str();
+}
+
+void add_log_flag(CLI::App& app, EngineFlags& flags) {
+  app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
+}
+
+}  // namespace
+
+void add_process_flags(CLI::App& app, EngineFlags& flags) {
+  add_device_flag(app, flags.model);
+  add_rank_flags(app, flags.parallel);
+  add_log_flag(app, flags);
+}
+
 void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("model", flags.model, "Directory with config.json and *.safetensors, or a .gguf file")
       ->required()
@@ -59,9 +87,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
       "--tokenizer", flags.tokenizer, "A directory with tokenizer.json, or a .gguf file (default: MODEL's)");
   app.add_option("--chat-template", flags.chat_template, "A file with a Jinja template (default: MODEL's)")
       ->check(CLI::ExistingFile);
-  app.add_option("--device", flags.device, "auto, cpu, cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_device_flag(app, flags);
 }
 
 void add_engine_flags(CLI::App& app, EngineFlags& flags) {
@@ -82,12 +108,7 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
           "--sequence-parallel", parallel.sequence_parallel, "Norms on a share of the tokens: auto, on, off")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
-  group->add_option("--threads", parallel.threads, "CPU threads of each rank (0: from the binding)");
-  group
-      ->add_option("--distributed-timeout-seconds",
-                   parallel.distributed_timeout_seconds,
-                   "How long a collective may wait for a rank")
-      ->capture_default_str();
+  add_rank_flags(*group, parallel);
 
   MemoryFlags& memory = flags.memory;
   group = app.add_option_group("Memory");
@@ -132,10 +153,14 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
       ->check(CLI::PositiveNumber);
   group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")
       ->capture_default_str();
-  app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
+  add_log_flag(app, flags);
   app.add_option("--trace-file",
                  flags.trace_file,
                  "At the end, write when each rank was busy with which step, for chrome://tracing");
+  app.add_option("--profile",
+                 flags.profile_file,
+                 "At the end, print what steps spend their time on and write it, for chrome://tracing; steps "
+                 "are issued op by op");
 }
 
 namespace {

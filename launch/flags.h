@@ -60,10 +60,13 @@ struct EngineFlags {
   SchedulerFlags scheduler;
   std::string log_level = "info";
   std::string trace_file;
+  std::string profile_file;
 };
 
 void add_model_flags(CLI::App& app, ModelFlags& flags);
 void add_engine_flags(CLI::App& app, EngineFlags& flags);  // all groups
+// What a rank needs to know without a model: device, threads, timeout, log level. Among add_engine_flags'.
+void add_process_flags(CLI::App& app, EngineFlags& flags);
 
 // The element type that users call `name`; `flag` is for the error.
 Result<DType> parse_dtype(const std::string& flag, const std::string& name);

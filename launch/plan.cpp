@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "launch/byte_size.h"
 #include "launch/commands.h"
 #include "launch/flags.h"
 #include "src/engine/memory_plan.h"
@@ -18,35 +19,6 @@ struct PlanFlags {
   std::string memory;
   bool json = false;
 };
-
-Result<int64_t> parse_bytes(const std::string& text) {
-  size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    return invalid_argument(
-        format("--memory {} is no number of bytes: write 80GiB, 512MiB or 17179869184", text));
-  }
-  std::string unit = text.substr(used);
-  const std::pair<const char*, double> kUnits[] = {{"", 1},
-                                                   {"B", 1},
-                                                   {"K", 0x1p10},
-                                                   {"KiB", 0x1p10},
-                                                   {"M", 0x1p20},
-                                                   {"MiB", 0x1p20},
-                                                   {"G", 0x1p30},
-                                                   {"GiB", 0x1p30},
-                                                   {"KB", 1e3},
-                                                   {"MB", 1e6},
-                                                   {"GB", 1e9},
-                                                   {"TiB", 0x1p40}};
-  for (const auto& [name, factor] : kUnits) {
-    if (unit == name) return static_cast<int64_t>(value * factor);
-  }
-  return invalid_argument(
-      format("--memory {}: the unit {} is none of KiB, MiB, GiB, KB, MB, GB", text, unit));
-}
 
 void print_json(const std::vector<engine::MemoryPlan>& plans,
                 const engine::EngineOptions& options,
@@ -79,7 +51,7 @@ Status plan(const PlanFlags& flags) {
       checkpoint::Checkpoint::open(flags.engine.model.model, load_format, {.load_tokenizer = false}));
   int64_t memory = 0;
   if (!flags.memory.empty()) {
-    ASSIGN_OR_RETURN(memory, parse_bytes(flags.memory));
+    ASSIGN_OR_RETURN(memory, parse_bytes("--memory", flags.memory));
   }
   int asked = std::max(1, flags.engine.parallel.tp) * std::max(1, flags.engine.parallel.pp);
   int world = flags.gpus > 0 ? flags.gpus : asked;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "launch/placement.h"
+#include "launch/profile_report.h"
 #include "launch/trace_file.h"
 #include "src/base/log.h"
 #include "src/checkpoint/progress.h"
@@ -20,6 +21,7 @@ constexpr int kFailureExitCode = 70;  // EX_SOFTWARE
 constexpr double kAgreeSeconds = 600;
 constexpr double kDrainSeconds = 60;
 constexpr size_t kTracedSteps = 1 << 16;
+constexpr size_t kProfiledOps = 1 << 20;
 // Long enough for rank 0 to tell its clients, short enough for everybody to be out within three seconds.
 constexpr auto kFarewell = std::chrono::milliseconds(300);
 
@@ -92,20 +94,31 @@ Status RankProcess::agree(const Status& mine) {
   return ok_status();
 }
 
-Status RankProcess::prepare(const EngineFlags& flags) {
+Status RankProcess::find_device(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(device_, choose_device(flags.model.device, *world_, resources_.threads));
-  RETURN_IF_ERROR(add_device_resources(device_, resources_));
+  return add_device_resources(device_, resources_);
+}
+
+Status RankProcess::take_device(const EngineFlags& flags) {
+  RETURN_IF_ERROR(agree(find_device(flags)));
+  return agree(refuse_shared_devices(*world_, device_));
+}
+
+Status RankProcess::prepare(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
                    checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,
                    checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
   ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
+  // A replay would hide its ops.
+  graphs_dropped_ = !flags.profile_file.empty() && !resolved_.engine.graph_sizes.empty();
+  if (graphs_dropped_) resolved_.engine.graph_sizes.clear();
   return fit_memory(flags, *checkpoint_, *device_.ops, resources_, rank(), resolved_.engine);
 }
 
 Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer) {
+  RETURN_IF_ERROR(take_device(flags));
   RETURN_IF_ERROR(agree(prepare(flags)));
-  RETURN_IF_ERROR(agree(refuse_shared_devices(*world_, device_)));
   hooks_.observer = observer;
   const engine::EngineOptions& options = resolved_.engine;
   if (leads()) {
@@ -116,7 +129,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
              options.dtype,
              device_.backend->description());
   }
-  RETURN_IF_ERROR(start_trace(flags));
+  RETURN_IF_ERROR(start_traces(flags));
   checkpoint::ProgressBar bar("loading weights");
   engine::RankEngineParts parts{.world = world_.get(),
                                 .backend = device_.backend.get(),
@@ -140,21 +153,45 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   return ok_status();
 }
 
-Status RankProcess::start_trace(const EngineFlags& flags) {
-  if (flags.trace_file.empty()) return ok_status();
+Status RankProcess::start_traces(const EngineFlags& flags) {
   trace_file_ = flags.trace_file;
-  ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*device_.backend, kTracedSteps));
-  hooks_.trace = trace_.get();
+  profile_file_ = flags.profile_file;
+  if (!trace_file_.empty()) {
+    ASSIGN_OR_RETURN(trace_, engine::StepTrace::create(*device_.backend, kTracedSteps));
+    hooks_.trace = trace_.get();
+  }
+  if (!profile_file_.empty()) {
+    ASSIGN_OR_RETURN(profile_, engine::StepProfile::create(*device_.backend, kProfiledOps));
+    hooks_.profile = profile_.get();
+    if (hooks_.observer == nullptr) hooks_.observer = profile_.get();
+  }
   return ok_status();
 }
 
-Status RankProcess::write_trace() {
-  if (trace_ == nullptr) return ok_status();
+Result<std::vector<std::string>> RankProcess::gathered(const std::string& mine) {
+  return world_->all_gather_bytes(mine, Deadline::after_seconds(kAgreeSeconds));
+}
+
+Status RankProcess::write_traces() {
+  if (trace_ == nullptr && profile_ == nullptr) return ok_status();
   RETURN_IF_ERROR(engine_->runner().drain(Deadline::after_seconds(kDrainSeconds)));
-  std::vector<engine::TracedStep> steps = trace_->steps();
-  ASSIGN_OR_RETURN(std::vector<std::string> all,
-                   world_->all_gather_bytes(pack_steps(steps), Deadline::after_seconds(kAgreeSeconds)));
-  return leads() ? write_trace_file(trace_file_, all) : ok_status();
+  if (profile_ != nullptr) RETURN_IF_ERROR(write_profile());
+  if (trace_ == nullptr) return ok_status();
+  ASSIGN_OR_RETURN(std::vector<std::string> all, gathered(pack_spans(spans_of(trace_->steps()))));
+  return leads() ? write_trace_file({.flag = "--trace-file", .path = trace_file_, .profile = {}}, all)
+                 : ok_status();
+}
+
+Status RankProcess::write_profile() {
+  std::vector<engine::ProfiledStep> steps = profile_->steps();
+  ProfileNotes notes{.graphs_dropped = graphs_dropped_};
+  ASSIGN_OR_RETURN(notes.timestamp_seconds, engine::timestamp_seconds(*device_.backend));
+  ASSIGN_OR_RETURN(std::vector<std::string> profiles, gathered(pack_profile(steps, notes)));
+  ASSIGN_OR_RETURN(std::vector<std::string> spans, gathered(pack_spans(spans_of(shown_steps(steps)))));
+  if (!leads()) return ok_status();
+  std::fputs(describe_profiles(profiles).c_str(), stderr);
+  return write_trace_file({.flag = "--profile", .path = profile_file_, .profile = merge_profiles(profiles)},
+                          spans);
 }
 
 Status RankProcess::follow() {
@@ -219,7 +256,7 @@ void RankProcess::leave() {
 }
 
 int end(RankProcess& process, Status status) {
-  if (status.ok()) status = process.write_trace();
+  if (status.ok()) status = process.write_traces();
   if (!status.ok() && process.size() > 1 && !process.agreed_on_error()) process.give_up(status);
   int code = report(&process, status);
   process.leave();

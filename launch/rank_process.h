@@ -14,6 +14,7 @@
 #include "launch/flags.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/engine/rank_engine.h"
+#include "src/engine/step_profile.h"
 #include "src/engine/step_trace.h"
 
 namespace llm_dist::launch {
@@ -36,11 +37,15 @@ class RankProcess {
     on_failure_ = std::move(callback);
   }
 
+  // Collective: finds this rank's device, one that no other rank has. load() does it too; a command without a
+  // model does this alone.
+  Status take_device(const EngineFlags& flags);
   // Collective: opens the checkpoint, chooses the layout, plans memory, loads the weights. The same error on
   // every rank.
   Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
   engine::RankEngine& engine() { return *engine_; }
   const RankDevice& device() const { return device_; }
+  int threads() const { return resources_.threads; }  // of the CPU, for this rank
   comm::World& world() { return *world_; }
   const checkpoint::Checkpoint& checkpoint() const { return *checkpoint_; }
   comm::HostChannel* channel() { return channel_.get(); }  // null in a world of one
@@ -51,19 +56,23 @@ class RankProcess {
   // This rank cannot go on: peers learn the cause at once, the process exits.
   [[noreturn]] void give_up(const Status& cause);
   void give_up_from(const Status& cause);  // the same, from a thread that must not block
-  // The error that load() returned is every rank's: all leave in order.
+  // Collective: the first failing rank's status, on every rank, so that all leave in order.
+  Status agree(const Status& mine);
+  // The error that load() returned is every rank's.
   bool agreed_on_error() const { return agreed_on_error_; }
-  // Collective, after the last step: writes --trace-file, if one was asked for.
-  Status write_trace();
+  // Collective, after the last step: writes --trace-file and --profile, if they were asked for.
+  Status write_traces();
   // An orderly end, on every rank.
   void leave();
 
  private:
   RankProcess() = default;
   Status connect(const EngineFlags& flags);
+  Status find_device(const EngineFlags& flags);
   Status prepare(const EngineFlags& flags);
-  Status agree(const Status& mine);
-  Status start_trace(const EngineFlags& flags);
+  Status start_traces(const EngineFlags& flags);
+  Status write_profile();
+  Result<std::vector<std::string>> gathered(const std::string& mine);
   void on_peer_failure(comm::RankFailure failure);
   void tell_clients(const Status& cause);
   [[noreturn]] void exit_after_failure();
@@ -74,7 +83,10 @@ class RankProcess {
   RankDevice device_;
   std::unique_ptr<checkpoint::Checkpoint> checkpoint_;
   std::unique_ptr<engine::StepTrace> trace_;
+  std::unique_ptr<engine::StepProfile> profile_;
   std::string trace_file_;
+  std::string profile_file_;
+  bool graphs_dropped_ = false;  // for the profile
   std::unique_ptr<engine::RankEngine> engine_;
   engine::EngineHooks hooks_;
   ResolvedOptions resolved_;

@@ -1,67 +1,104 @@
 #include "launch/trace_file.h"
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <type_traits>
 
 #include "src/base/format.h"
 
 namespace llm_dist::launch {
 namespace {
 
-using engine::TracedStep;
-static_assert(std::is_trivially_copyable_v<TracedStep>);
+using nlohmann::json;
 
-std::vector<TracedStep> unpack_steps(const std::string& packed) {
-  std::vector<TracedStep> steps(packed.size() / sizeof(TracedStep));
-  if (!steps.empty()) std::memcpy(steps.data(), packed.data(), steps.size() * sizeof(TracedStep));
-  return steps;
+TraceSpan step_span(bool decode_only, int64_t tokens, uint64_t step, int64_t begin_ns, int64_t end_ns) {
+  const char* kind = decode_only ? "decode" : "prefill";
+  return {.name = format("{} {}", kind, tokens),
+          .category = kind,
+          .begin_ns = begin_ns,
+          .end_ns = end_ns,
+          .step = step,
+          .tokens = tokens};
 }
 
-nlohmann::json event_of(const TracedStep& step, size_t rank, int64_t origin_ns) {
-  const char* kind = step.decode_only ? "decode" : "prefill";
-  return {{"name", format("{} {}", kind, step.tokens)},
-          {"cat", kind},
+// The order of pack_spans: name, category, begin, end, step, tokens.
+json event_of(const json& span, size_t rank, int64_t origin_ns) {
+  auto begin_ns = span[2].get<int64_t>();
+  return {{"name", span[0]},
+          {"cat", span[1]},
           {"ph", "X"},
-          {"ts", static_cast<double>(step.begin_ns - origin_ns) * 1e-3},
-          {"dur", static_cast<double>(step.end_ns - step.begin_ns) * 1e-3},
+          {"ts", static_cast<double>(begin_ns - origin_ns) * 1e-3},
+          {"dur", static_cast<double>(span[3].get<int64_t>() - begin_ns) * 1e-3},
           {"pid", rank},
           {"tid", 0},
-          {"args", {{"step", step.step}, {"tokens", step.tokens}}}};
+          {"args", {{"step", span[4]}, {"tokens", span[5]}}}};
 }
 
-nlohmann::json name_of(size_t rank) {
+json name_of(size_t rank) {
   return {
       {"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", format("rank {}", rank)}}}};
 }
 
 }  // namespace
 
-std::string pack_steps(std::span<const TracedStep> steps) {
-  std::string packed(steps.size_bytes(), '\0');
-  if (!steps.empty()) std::memcpy(packed.data(), steps.data(), steps.size_bytes());
-  return packed;
+const char* category_of(kernels::CallKind kind) {
+  switch (kind) {
+    case kernels::CallKind::kOp: return "op";
+    case kernels::CallKind::kCollective: return "collective";
+    case kernels::CallKind::kCopy: return "copy";
+    case kernels::CallKind::kWait: return "wait";
+  }
+  return "op";
 }
 
-Status write_trace_file(const std::string& path, std::span<const std::string> packed) {
-  std::vector<std::vector<TracedStep>> ranks;
+std::vector<TraceSpan> spans_of(std::span<const engine::TracedStep> steps) {
+  std::vector<TraceSpan> spans;
+  spans.reserve(steps.size());
+  for (const engine::TracedStep& step : steps)
+    spans.push_back(step_span(step.decode_only, step.tokens, step.step, step.begin_ns, step.end_ns));
+  return spans;
+}
+
+std::vector<TraceSpan> spans_of(std::span<const engine::ProfiledStep> steps) {
+  std::vector<TraceSpan> spans;
+  size_t num_ops = 0;
+  for (const engine::ProfiledStep& step : steps) num_ops += step.ops.size();
+  spans.reserve(steps.size() + num_ops);
+  for (const engine::ProfiledStep& step : steps) {
+    spans.push_back(step_span(step.decode_only, step.tokens, step.step, step.begin_ns, step.end_ns));
+    for (const engine::ProfiledOp& op : step.ops)
+      spans.push_back({op.name, category_of(op.kind), op.begin_ns, op.end_ns, step.step, step.tokens});
+  }
+  return spans;
+}
+
+std::string pack_spans(std::span<const TraceSpan> spans) {
+  json packed = json::array();
+  for (const TraceSpan& span : spans)
+    packed.push_back(
+        json::array({span.name, span.category, span.begin_ns, span.end_ns, span.step, span.tokens}));
+  return packed.dump();
+}
+
+Status write_trace_file(const TraceFile& trace, std::span<const std::string> packed) {
+  std::vector<json> ranks;
   ranks.reserve(packed.size());
-  for (const std::string& one : packed) ranks.push_back(unpack_steps(one));
+  for (const std::string& one : packed) ranks.push_back(json::parse(one));
   int64_t origin = std::numeric_limits<int64_t>::max();
-  for (const auto& steps : ranks)
-    for (const TracedStep& step : steps) origin = std::min(origin, step.begin_ns);
-  nlohmann::json events = nlohmann::json::array();
+  for (const json& spans : ranks)
+    for (const json& span : spans) origin = std::min(origin, span[2].get<int64_t>());
+  json events = json::array();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     events.push_back(name_of(rank));
-    for (const TracedStep& step : ranks[rank]) events.push_back(event_of(step, rank, origin));
+    for (const json& span : ranks[rank]) events.push_back(event_of(span, rank, origin));
   }
-  std::ofstream file(path);
-  file << nlohmann::json{{"traceEvents", events}}.dump() << "\n";
+  json whole = {{"traceEvents", std::move(events)}};
+  if (!trace.profile.empty()) whole["profile"] = json::parse(trace.profile);
+  std::ofstream file(trace.path);
+  file << whole.dump() << "\n";
   file.close();
-  if (!file) return unavailable(format("--trace-file {}: cannot be written", path));
+  if (!file) return unavailable(format("{} {}: cannot be written", trace.flag, trace.path));
   return ok_status();
 }
 

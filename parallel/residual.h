@@ -27,7 +27,10 @@ class ResidualStream {
   // Starts the stream from local rows [local_tokens, hidden], the embedding.
   Hidden start(const Tensor& from, const StepView& step) const {
     Hidden hidden = entrance(step);
-    context_.ops->stream().copy(hidden.residual, from);
+    context_.ops->observed(
+        kernels::CallKind::kCopy, "copy_residual", step.local_tokens, [&](device::Stream& stream) {
+          stream.copy(hidden.residual, from);
+        });
     return hidden;
   }
   // Everything added up: what the next stage starts from.

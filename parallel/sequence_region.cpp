@@ -5,11 +5,7 @@ namespace {
 // Collectives show in traces beside the ops.
 template <typename Collective>
 void observed(const Context& context, const char* name, int64_t rows, Collective&& collective) {
-  device::Stream& stream = context.ops->stream();
-  kernels::OpObserver* observer = context.ops->observer();
-  if (observer != nullptr) observer->before(name, rows, stream);
-  collective(stream);
-  if (observer != nullptr) observer->after(name, stream);
+  context.ops->observed(kernels::CallKind::kCollective, name, rows, collective);
 }
 }  // namespace
 

@@ -13,6 +13,7 @@
 
 namespace llm_dist::engine {
 
+class StepProfile;
 class StepTrace;
 
 struct EngineOptions {
@@ -51,6 +52,7 @@ struct EngineOptions {
 struct EngineHooks {
   kernels::OpObserver* observer = nullptr;
   StepTrace* trace = nullptr;
+  StepProfile* profile = nullptr;  // told of steps; of their ops too where it is the observer
   std::function<void(const char* phase)> on_phase;  // static strings: "loading", "idle", …
   // Last stage, every step: this rank's vocabulary shard of the logits, f32 [num_samples, shard] in plan
   // order, empty where nothing is sampled; rows past the plan's samples are padding. Valid in `stream`'s

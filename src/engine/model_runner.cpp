@@ -1,9 +1,12 @@
 #include "src/engine/model_runner.h"
 
+#include "src/engine/step_profile.h"
 #include "src/engine/step_trace.h"
 
 namespace llm_dist::engine {
 namespace {
+using kernels::CallKind;
+
 constexpr int64_t kRecordWords = kernels::kSampleRecordWords;
 
 Tensor records_like(int64_t num_samples) {
@@ -74,8 +77,8 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   RETURN_IF_ERROR(mirror_.apply(plan));
   RETURN_IF_ERROR(stream().error());
   int64_t bucket = bucket_of(plan);
-  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare(plan, mirror_, stream(), bucket));
-  step.view.kv = parts_.kv_cache->layers();
+  if (parts_.hooks.profile != nullptr) parts_.hooks.profile->begin(plan, stream());
+  ASSIGN_OR_RETURN(PreparedStep step, prepare(plan, bucket));
   if (parts_.hooks.on_phase) parts_.hooks.on_phase(step.decode_only ? "decode" : "prefill");
 
   InFlight& entry = in_flight(plan.step);
@@ -91,7 +94,9 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   Tensor out = bucket > 0 ? graphs_.replay(GraphPart::kForward, bucket, stream()) : forward(step);
   bool samples = step.view.num_samples > 0;
   if (!mesh().last_stage()) {
-    parts_.lanes->to_next->send(out, stream());
+    parts_.context.ops->observed(CallKind::kCopy, "copy_to_lane", out.dim(0), [&](device::Stream& from) {
+      parts_.lanes->to_next->send(out, from);
+    });
   } else if (parts_.hooks.on_logits) {
     parts_.hooks.on_logits(plan, out, stream());
   }
@@ -100,12 +105,26 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
     hand_over(replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step), step);
   }
   if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
+  if (parts_.hooks.profile != nullptr) parts_.hooks.profile->end(stream());
   if (mesh().first_stage() && !mesh().last_stage() && samples) {
     return_tokens(step);
   } else {
     stream().record(*entry.done);
   }
   return ok_status();
+}
+
+Result<PreparedStep> ModelRunner::prepare(const sched::StepPlan& plan, int64_t bucket) {
+  PreparedStep step;
+  Status status;
+  parts_.context.ops->observed(CallKind::kCopy, "copy_inputs", plan.num_tokens(), [&](device::Stream& into) {
+    Result<PreparedStep> prepared = inputs_->prepare(plan, mirror_, into, bucket);
+    status = prepared.status();
+    if (prepared.ok()) step = std::move(prepared).value();
+  });
+  RETURN_IF_ERROR(status);
+  step.view.kv = parts_.kv_cache->layers();
+  return step;
 }
 
 // The first stage reads its inputs from the history, the last one its penalties.
@@ -130,9 +149,12 @@ void ModelRunner::receive_activations(const PreparedStep& step) {
   parallel::Lane& lane = *parts_.lanes->from_previous;
   Tensor entrance = parts_.model->entrance(step.view).residual;
   uint64_t number = lane.post_receive(entrance);
-  Tensor arrived = lane.received(number, stream());
+  Tensor arrived = wait_for("wait_for_stage", lane, number, step.view.local_tokens);
   trace_begin(step);
-  stream().copy(entrance, arrived);
+  parts_.context.ops->observed(
+      CallKind::kCopy, "copy_from_lane", step.view.local_tokens, [&](device::Stream& into) {
+        into.copy(entrance, arrived);
+      });
   lane.release(number, stream());
 }
 
@@ -141,10 +163,18 @@ void ModelRunner::apply_returned_tokens(uint64_t through_step) {
     InFlight& entry = in_flight(++applied_through_);
     if (!entry.returns || entry.applied) continue;
     parallel::Lane& lane = *parts_.lanes->tokens_from_last;
-    scatter(lane.received(entry.transfer, stream()), entry.slots, entry.positions);
+    Tensor arrived = wait_for("wait_for_tokens", lane, entry.transfer, entry.slots.dim(0));
+    scatter(arrived, entry.slots, entry.positions);
     lane.release(entry.transfer, stream());
     entry.applied = true;
   }
+}
+
+Tensor ModelRunner::wait_for(const char* what, parallel::Lane& lane, uint64_t transfer, int64_t rows) {
+  Tensor arrived;
+  parts_.context.ops->observed(
+      CallKind::kWait, what, rows, [&](device::Stream& into) { arrived = lane.received(transfer, into); });
+  return arrived;
 }
 
 void ModelRunner::scatter(const Tensor& records, const Tensor& slots, const Tensor& positions) {
@@ -190,7 +220,9 @@ void ModelRunner::hand_over(const Tensor& records, const PreparedStep& step) {
   }
   Tensor host = records;
   host.data = in_flight(step.step).results.data();
-  stream().copy(host, records);
+  parts_.context.ops->observed(CallKind::kCopy, "copy_tokens", records.dim(0), [&](device::Stream& from) {
+    from.copy(host, records);
+  });
 }
 
 // On the first stage of several: the tokens come over their own lane, straight to the host too.

@@ -81,6 +81,7 @@ class ModelRunner {
   // The graphs' size for the plan; 0: it is issued anew.
   int64_t bucket_of(const sched::StepPlan& plan) const;
   Status capture(int64_t bucket);
+  Result<PreparedStep> prepare(const sched::StepPlan& plan, int64_t bucket);
   void take_history(const sched::StepPlan& plan, const PreparedStep& step);
   void receive_activations(const PreparedStep& step);
   void apply_returned_tokens(uint64_t through_step);
@@ -92,6 +93,8 @@ class ModelRunner {
   void hand_over(const Tensor& records, const PreparedStep& step);
   void trace_begin(const PreparedStep& step);
   void return_tokens(const PreparedStep& step);
+  // The compute stream waits for a transfer; the view of it.
+  Tensor wait_for(const char* what, parallel::Lane& lane, uint64_t transfer, int64_t rows);
   void scatter(const Tensor& records, const Tensor& slots, const Tensor& positions);
   device::Stream& stream() const { return parts_.context.ops->stream(); }
   const parallel::Mesh& mesh() const { return parts_.context.mesh; }

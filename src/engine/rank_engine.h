@@ -55,6 +55,8 @@ class RankEngine {
   ~RankEngine();
 
   ModelRunner& runner() { return *runner_; }
+  // On the stream that steps run on; for measurements between steps.
+  const kernels::Ops& ops() const { return *ops_; }
   const EngineOptions& options() const { return options_; }  // num_blocks as agreed
   const MemoryPlan& memory_plan() const { return plan_; }
   const checkpoint::ReadStats& load_stats() const { return weights_.stats; }

@@ -2,6 +2,7 @@
 
 namespace llm_dist::engine {
 
+using kernels::CallKind;
 using parallel::RowKind;
 
 Sampler::Sampler(const parallel::Context& context, int64_t vocab_size)
@@ -21,6 +22,13 @@ Tensor Sampler::sample(const Tensor& logits, const PreparedStep& step, const Ten
   return step.greedy_only ? sample_greedy(logits, step) : sample_exchanged(logits, step, history);
 }
 
+void Sampler::gather(const Tensor& mine, const Tensor& all) const {
+  if (context_.mesh.tp() == 1) return;
+  context_.ops->observed(CallKind::kCollective, "gather_samples", mine.dim(0), [&](device::Stream& stream) {
+    context_.tensor_group->all_gather(mine, all, stream);
+  });
+}
+
 Tensor Sampler::sample_greedy(const Tensor& logits, const PreparedStep& step) const {
   int64_t n = step.view.num_samples;
   int tp = context_.mesh.tp();
@@ -31,7 +39,7 @@ Tensor Sampler::sample_greedy(const Tensor& logits, const PreparedStep& step) co
                               .vocab_size = vocab_size_,
                               .rows = step.sample_rows_params,
                               .best = mine});
-  if (tp > 1) context_.tensor_group->all_gather(mine, best, context_.ops->stream());
+  gather(mine, best);
   Tensor records = context_.arena->get(records_, n, kernels::kSampleRecordWords);
   context_.ops->argmax_merge({.best = best, .records = records});
   return records;
@@ -47,7 +55,9 @@ Tensor Sampler::sample_exchanged(const Tensor& logits,
   Tensor by_shard = logits;
   if (tp > 1) {
     by_shard = context_.arena->get(exchanged_, n, shard_.padded);
-    context_.tensor_group->all_to_all(logits, by_shard, context_.ops->stream());
+    context_.ops->observed(CallKind::kCollective, "all_to_all", n, [&](device::Stream& stream) {
+      context_.tensor_group->all_to_all(logits, by_shard, stream);
+    });
   }
   Tensor mine = records.rows(context_.mesh.rank_tp() * share, share);
   context_.ops->sample({.logits = by_shard.reshaped({tp, share, shard_.padded}),
@@ -55,7 +65,7 @@ Tensor Sampler::sample_exchanged(const Tensor& logits,
                         .rows = step.sample_rows_params.rows(context_.mesh.rank_tp() * share, share),
                         .history = history,
                         .records = mine});
-  if (tp > 1) context_.tensor_group->all_gather(mine, records, context_.ops->stream());
+  gather(mine, records);
   return records;
 }
 

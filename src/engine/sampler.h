@@ -17,6 +17,7 @@ class Sampler {
   Tensor sample(const Tensor& logits, const PreparedStep& step, const Tensor& history) const;
 
  private:
+  void gather(const Tensor& mine, const Tensor& all) const;  // over the tensor group
   Tensor sample_greedy(const Tensor& logits, const PreparedStep& step) const;
   Tensor sample_exchanged(const Tensor& logits, const PreparedStep& step, const Tensor& history) const;
 

@@ -17,8 +17,8 @@ using parallel::Layout;
 // Counts what is issued op by op, on rank 0.
 class OpCounter : public kernels::OpObserver {
  public:
-  void before(const char* op, int64_t, device::Stream&) override { ++counts_[op]; }
-  void after(const char*, device::Stream&) override {}
+  void before(const kernels::OpCall& call, device::Stream&) override { ++counts_[call.name]; }
+  void after(const kernels::OpCall&, device::Stream&) override {}
   int operator[](const std::string& op) const {
     auto found = counts_.find(op);
     return found == counts_.end() ? 0 : found->second;

@@ -173,8 +173,8 @@ TEST_P(Golden, WrongRotaryBaseIsNoticed) {
 // What runs on how many rows, as the step loop issues it.
 class Trace : public kernels::OpObserver {
  public:
-  void before(const char* op, int64_t rows, device::Stream&) override { rows_[op].insert(rows); }
-  void after(const char*, device::Stream&) override {}
+  void before(const kernels::OpCall& call, device::Stream&) override { rows_[call.name].insert(call.rows); }
+  void after(const kernels::OpCall&, device::Stream&) override {}
   std::set<int64_t> rows(const std::string& op) const {
     auto found = rows_.find(op);
     return found == rows_.end() ? std::set<int64_t>{} : found->second;

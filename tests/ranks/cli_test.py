@@ -45,7 +45,8 @@ class Help(unittest.TestCase):
             self.assertIn(word, done.stdout)
 
     def test_each_command_has_help_with_an_example(self):
-        for command in (["generate"], ["plan"], ["convert"], ["bench", "latency"], ["bench", "throughput"]):
+        for command in (["generate"], ["plan"], ["convert"], ["bench", "latency"], ["bench", "throughput"],
+                        ["bench", "kernels"], ["bench", "comm"]):
             with self.subTest(command=command):
                 done = run([*command, "--help"])
                 self.assertEqual(done.returncode, 0)

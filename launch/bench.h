@@ -1,0 +1,38 @@
+// `llm-dist bench`: its subcommands, each a file, and what they share.
+#pragma once
+
+#include <string>
+
+#include "launch/commands.h"
+#include "launch/flags.h"
+#include "launch/rank_process.h"
+
+namespace llm_dist::launch {
+
+struct BenchCommand {
+  CLI::App* app = nullptr;
+  RunCommand run;
+};
+BenchCommand add_bench_latency(CLI::App& bench);
+BenchCommand add_bench_throughput(CLI::App& bench);
+BenchCommand add_bench_comm(CLI::App& bench);
+BenchCommand add_bench_kernels(CLI::App& bench);
+
+// Of the subcommands that load a model and run prompts.
+struct LoadFlags {
+  EngineFlags engine;
+  int input_len = 128;
+  int output_len = 128;
+  std::string result_file;
+};
+void add_load_flags(CLI::App& app, LoadFlags& flags);
+void add_result_flag(CLI::App& app, std::string& result_file);
+
+// Model, layout, device and command line, as every result names them: a JSON object.
+std::string run_environment(RankProcess& process);
+// This process's command line, as it was typed.
+std::string typed_command();
+// Writes `json`, if --save-result named a file.
+Status save_result(const std::string& path, const std::string& json);
+
+}  // namespace llm_dist::launch

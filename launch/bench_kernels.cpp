@@ -1,0 +1,197 @@
+// `llm-dist bench kernels`: each op of a model's steps alone, at the shapes that this layout gives it, beside
+// the ceilings measured in the same run.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "launch/bench.h"
+#include "launch/ceilings.h"
+#include "launch/kernel_cases.h"
+#include "launch/step_driver.h"
+
+namespace llm_dist::launch {
+namespace {
+
+constexpr int kMaxPasses = 1000;
+// Beyond this no cache of today keeps anything.
+constexpr double kMostFootprintBytes = 0x1p30;
+
+struct KernelFlags {
+  EngineFlags engine;
+  std::vector<int> batches = {1, 8};
+  std::vector<int> input_lens = {128};
+  std::string result_file;
+};
+
+struct KernelBench {
+  RankProcess& process;
+  const Ceilings& ceilings;
+  KernelRecorder& recorder;
+  StepDriver& driver;
+  StreamTimer& timer;
+  int64_t footprint_bytes = 0;
+};
+
+// The share of the time that the op would take if it only moved its bytes, or only multiplied, at the
+// ceilings, whichever is longer. Small operands lie in caches: it may exceed 1.
+double floor_fraction(const Ceilings& ceilings, const OpCost& cost, double seconds) {
+  double floor = cost.bytes / ceilings.read_bytes_per_second;
+  if (ceilings.gemm_flops_per_second > 0)
+    floor = std::max(floor, cost.flops / ceilings.gemm_flops_per_second);
+  return floor / seconds;
+}
+
+nlohmann::json row_of(const KernelBench& bench, const KernelCase& kernel, double seconds) {
+  auto calls = static_cast<double>(kernel.calls.size());
+  return {{"op", kernel.label},
+          {"rows", kernel.rows},
+          {"calls_a_step", kernel.calls.size()},
+          {"us", seconds * 1e6},
+          {"us_a_step", seconds * calls * 1e6},
+          {"bytes", kernel.cost.bytes},
+          {"flops", kernel.cost.flops},
+          {"gb_per_second", kernel.cost.bytes / seconds * 1e-9},
+          {"tflop_per_second", kernel.cost.flops / seconds * 1e-12},
+          {"ceiling_fraction", floor_fraction(bench.ceilings, kernel.cost, seconds)}};
+}
+
+void print_header(const std::string& title) {
+  std::printf("\n%s\n", title.c_str());
+  std::printf(
+      "op                       rows  calls    us each  us a step         MB     GB/s  TFLOP/s  of "
+      "ceiling\n");
+}
+
+void print_row(const nlohmann::json& row) {
+  std::printf("%-22s %6lld %6d %10.2f %10.1f %10.3f %8.2f %8.3f %10.0f%%\n",
+              row["op"].get<std::string>().c_str(),
+              static_cast<long long>(row["rows"].get<int64_t>()),
+              row["calls_a_step"].get<int>(),
+              row["us"].get<double>(),
+              row["us_a_step"].get<double>(),
+              row["bytes"].get<double>() * 1e-6,
+              row["gb_per_second"].get<double>(),
+              row["tflop_per_second"].get<double>(),
+              100 * row["ceiling_fraction"].get<double>());
+}
+
+Status measure_cases(KernelBench& bench, const std::vector<KernelCase>& cases, nlohmann::json& rows) {
+  for (const KernelCase& kernel : cases) {
+    // Ranks that share a host's memory run the same op together, as in a step.
+    RETURN_IF_ERROR(bench.process.world().barrier(Deadline::after_seconds(kMeasureSeconds)));
+    ASSIGN_OR_RETURN(double seconds,
+                     time_case(bench.process.engine().ops(), bench.timer, kernel, bench.footprint_bytes));
+    rows.push_back(row_of(bench, kernel, seconds));
+    if (bench.process.leads()) print_row(rows.back());
+  }
+  return ok_status();
+}
+
+// Of a greedy step all ops; of the same step that draws only the drawing, which takes argmax's place.
+Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape) {
+  auto begin = [&] { bench.recorder.begin(); };
+  auto end = [&] { bench.recorder.end(); };
+  std::string title = shape.decode
+                          ? format("decode, batch {}, contexts of {} tokens", shape.batch, shape.tokens)
+                          : format("prompt of {} tokens", shape.tokens);
+  if (bench.process.leads()) print_header(title);
+  nlohmann::json rows = nlohmann::json::array();
+  RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
+  RETURN_IF_ERROR(measure_cases(bench, bench.recorder.take(), rows));
+  if (shape.decode) {
+    shape.temperature = 0.8f;
+    RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
+    std::vector<KernelCase> cases = bench.recorder.take();
+    std::erase_if(cases, [](const KernelCase& kernel) { return kernel.label != "sample"; });
+    RETURN_IF_ERROR(measure_cases(bench, cases, rows));
+  }
+  return nlohmann::json{{"step", title},
+                        {"decode", shape.decode},
+                        {"batch", shape.decode ? shape.batch : 0},
+                        {"tokens", shape.tokens},
+                        {"rows", rows}};
+}
+
+Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorder& recorder) {
+  ASSIGN_OR_RETURN(Ceilings ceilings, measure_ceilings(process, {}));
+  StepDriver driver(process.engine(), process.checkpoint().config().vocab_size);
+  ASSIGN_OR_RETURN(
+      StreamTimer timer,
+      StreamTimer::create(*process.device().backend, process.engine().ops().stream(), kMaxPasses + 1));
+  double footprint = std::min(kMostFootprintBytes, step_weight_bytes(process));
+  KernelBench bench{process, ceilings, recorder, driver, timer, static_cast<int64_t>(footprint)};
+  nlohmann::json result = nlohmann::json::parse(run_environment(process));
+  result["ceilings"] = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
+                        {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
+  if (process.leads()) {
+    std::printf("ceilings measured here: memory %.1f GB/s", ceilings.read_bytes_per_second * 1e-9);
+    if (ceilings.gemm_flops_per_second > 0)
+      std::printf(", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
+    std::printf("; rank 0's share of the model\n");
+  }
+  for (int tokens : flags.input_lens) {
+    ASSIGN_OR_RETURN(nlohmann::json step, measure_step(bench, {.decode = false, .tokens = tokens}));
+    result["steps"].push_back(std::move(step));
+  }
+  for (int batch : flags.batches) {
+    ASSIGN_OR_RETURN(nlohmann::json step,
+                     measure_step(bench, {.batch = batch, .tokens = flags.input_lens.front()}));
+    result["steps"].push_back(std::move(step));
+  }
+  return process.leads() ? save_result(flags.result_file, result.dump(2)) : ok_status();
+}
+
+// Whole prompts in one step, all sequences of a batch in another, one step at a time and op by op.
+EngineFlags fitted(const KernelFlags& flags) {
+  EngineFlags engine = flags.engine;
+  SchedulerFlags& scheduler = engine.scheduler;
+  int64_t batch = *std::max_element(flags.batches.begin(), flags.batches.end());
+  int64_t tokens = *std::max_element(flags.input_lens.begin(), flags.input_lens.end());
+  scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, batch);
+  scheduler.max_num_batched_tokens =
+      std::max({scheduler.max_num_batched_tokens, scheduler.max_num_seqs, tokens});
+  scheduler.async_scheduling = false;
+  scheduler.enforce_eager = true;
+  return engine;
+}
+
+int run(const KernelFlags& flags) {
+  EngineFlags engine = fitted(flags);
+  auto joined = RankProcess::join(engine);
+  if (!joined.ok()) return report(nullptr, joined.status());
+  RankProcess& process = **joined;
+  KernelRecorder recorder;
+  Status status;
+  if (!engine.profile_file.empty())
+    status = process.agree(invalid_argument("--profile is of commands that run whole steps"));
+  if (status.ok()) status = process.load(engine, &recorder);
+  if (status.ok()) status = measure_all(flags, process, recorder);
+  return end(process, status);
+}
+
+}  // namespace
+
+BenchCommand add_bench_kernels(CLI::App& bench) {
+  auto flags = std::make_shared<KernelFlags>();
+  flags->engine.log_level = "warning";
+  CLI::App* app =
+      bench.add_subcommand("kernels", "Each op of a model's steps alone, at this layout's shapes");
+  add_engine_flags(*app, flags->engine);
+  app->add_option("--batch", flags->batches, "Sequences of decode steps, for example 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option(
+         "--input-len", flags->input_lens, "Tokens of prompts; decode steps have the first as context")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add_result_flag(*app, flags->result_file);
+  app->footer(
+      "Example:\n"
+      "  mpirun -np 2 llm-dist bench kernels model.gguf --tp 2 --batch 1,8 --input-len 128,512");
+  return {app, [flags] { return run(*flags); }};
+}
+
+}  // namespace llm_dist::launch

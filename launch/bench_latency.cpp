@@ -1,0 +1,133 @@
+// `llm-dist bench latency`: time to first token and per token of fixed batches, beside the floor that the
+// ceilings of the same run leave.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "launch/ceilings.h"
+#include "launch/engine_bench.h"
+#include "launch/stream_timer.h"
+
+namespace llm_dist::launch {
+namespace {
+
+struct LatencyFlags {
+  LoadFlags load;
+  std::vector<int> batches = {1};
+  int repeats = 3;
+};
+
+void print_ceilings(const Ceilings& ceilings) {
+  std::printf("ceilings measured here: memory %.1f GB/s", ceilings.read_bytes_per_second * 1e-9);
+  if (ceilings.gemm_flops_per_second > 0) {
+    std::printf(", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
+  }
+  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+    if (seconds > 0) std::printf(", all-reduce of %d rows %.1f us", batch, seconds * 1e6);
+  }
+  std::printf("\n\n");
+}
+
+struct Latency {
+  double first_token_seconds = 0;
+  double step_seconds = 0;
+};
+
+Result<Latency> measure_latency(const LatencyFlags& flags, EngineBench& bench, int batch) {
+  RETURN_IF_ERROR(bench.run(batch, std::min(flags.load.output_len, 8)).status());  // warm up
+  std::vector<double> first, step;
+  for (int i = 0; i < flags.repeats; ++i) {
+    ASSIGN_OR_RETURN(Sample sample, bench.run(batch, flags.load.output_len));
+    first.push_back(sample.first_token_seconds);
+    step.push_back(sample.decode_seconds / std::max(1, flags.load.output_len - 1));
+  }
+  return Latency{median(first), median(step)};
+}
+
+nlohmann::json latency_row(const LatencyFlags& flags,
+                           RankProcess& process,
+                           const Ceilings& ceilings,
+                           int batch,
+                           const Latency& got) {
+  StepFloor floor = decode_floor(process, ceilings, batch, flags.load.input_len + flags.load.output_len / 2);
+  double prompt_floor = prefill_floor(process, ceilings, int64_t{batch} * flags.load.input_len);
+  double prefill_rate = batch * flags.load.input_len / got.first_token_seconds;
+  std::printf("%5d  %5d  %6d  %8.1f  %13.0f  %8.3f  %12.1f  %8.3f  %7.0f%%\n",
+              batch,
+              flags.load.input_len,
+              flags.load.output_len,
+              got.first_token_seconds * 1e3,
+              prefill_rate,
+              got.step_seconds * 1e3,
+              batch / got.step_seconds,
+              floor.seconds * 1e3,
+              100 * floor.seconds / got.step_seconds);
+  return {{"batch", batch},
+          {"input_len", flags.load.input_len},
+          {"output_len", flags.load.output_len},
+          {"median_ttft_ms", got.first_token_seconds * 1e3},
+          {"prefill_tokens_per_second", prefill_rate},
+          {"prefill_floor_ms", prompt_floor * 1e3},
+          {"prefill_floor_fraction", prompt_floor / got.first_token_seconds},
+          {"median_tpot_ms", got.step_seconds * 1e3},
+          {"output_throughput", batch / got.step_seconds},
+          {"floor_ms", floor.seconds * 1e3},
+          {"floor_all_reduce_ms", floor.all_reduce_seconds * 1e3},
+          {"floor_fraction", floor.seconds / got.step_seconds}};
+}
+
+Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& ceilings) {
+  EngineBench bench(flags.load, process);
+  nlohmann::json rows = nlohmann::json::array();
+  print_ceilings(ceilings);
+  std::printf("batch  input  output   TTFT ms  prefill tok/s   TPOT ms  decode tok/s  floor ms  of floor\n");
+  for (int batch : flags.batches) {
+    ASSIGN_OR_RETURN(Latency got, measure_latency(flags, bench, batch));
+    rows.push_back(latency_row(flags, process, ceilings, batch, got));
+  }
+  bench.stop();
+  nlohmann::json result = nlohmann::json::parse(run_environment(process));
+  result["ceilings"] = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
+                        {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
+  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+    result["ceilings"]["all_reduce_us"][std::to_string(batch)] = seconds * 1e6;
+  }
+  result["rows"] = rows;
+  return save_result(flags.load.result_file, result.dump(2));
+}
+
+Status measure(const LatencyFlags& flags, RankProcess& process) {
+  ASSIGN_OR_RETURN(Ceilings ceilings, measure_ceilings(process, flags.batches));
+  return process.leads() ? latency(flags, process, ceilings) : process.follow();
+}
+
+int run(const LatencyFlags& flags) {
+  auto joined = RankProcess::join(flags.load.engine);
+  if (!joined.ok()) return report(nullptr, joined.status());
+  RankProcess& process = **joined;
+  Status status = process.load(flags.load.engine);
+  if (status.ok()) status = measure(flags, process);
+  return end(process, status);
+}
+
+}  // namespace
+
+BenchCommand add_bench_latency(CLI::App& bench) {
+  auto flags = std::make_shared<LatencyFlags>();
+  CLI::App* app = bench.add_subcommand("latency", "Time to first token and per token of fixed batches");
+  add_load_flags(*app, flags->load);
+  app->add_option("--batch", flags->batches, "Batch sizes, for example 1,8,32")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app->add_option("--repeats", flags->repeats, "Runs a batch; the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->footer(
+      "Examples:\n"
+      "  llm-dist bench latency model.gguf --threads 2 --batch 1,8 --input-len 128 --output-len 128\n"
+      "  mpirun -np 2 llm-dist bench latency model.gguf --tp 2 --batch 1 --profile profile.json");
+  return {app, [flags] { return run(*flags); }};
+}
+
+}  // namespace llm_dist::launch

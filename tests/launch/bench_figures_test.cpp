@@ -1,0 +1,103 @@
+// The arithmetic behind `bench comm` and `bench kernels`.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "launch/byte_size.h"
+#include "launch/collective_cases.h"
+#include "launch/op_cost.h"
+#include "launch/stream_timer.h"
+
+namespace llm_dist::launch {
+namespace {
+
+TEST(BusFactor, IsThatOfNcclTests) {
+  EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kAllReduce, 2), 1.0);
+  EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kAllReduce, 4), 1.5);
+  EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kAllReduce, 8), 1.75);
+  for (CollectiveKind kind :
+       {CollectiveKind::kReduceScatter, CollectiveKind::kAllGather, CollectiveKind::kAllToAll}) {
+    EXPECT_DOUBLE_EQ(bus_factor(kind, 2), 0.5) << to_string(kind);
+    EXPECT_DOUBLE_EQ(bus_factor(kind, 8), 0.875) << to_string(kind);
+  }
+  EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kBroadcast, 4), 1.0);
+  EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kSendRecv, 2), 1.0);
+}
+
+// An all-reduce is a reduce-scatter and an all-gather.
+TEST(BusFactor, AddsUp) {
+  for (int ranks : {2, 3, 4, 8, 16}) {
+    EXPECT_DOUBLE_EQ(
+        bus_factor(CollectiveKind::kAllReduce, ranks),
+        bus_factor(CollectiveKind::kReduceScatter, ranks) + bus_factor(CollectiveKind::kAllGather, ranks));
+  }
+}
+
+TEST(Collectives, NamesGoThereAndBack) {
+  for (const char* name :
+       {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send_recv"}) {
+    auto kind = parse_collective(name);
+    ASSERT_TRUE(kind.ok());
+    EXPECT_EQ(to_string(*kind), name);
+  }
+  EXPECT_EQ(parse_collective("allreduce").status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(ByteSizes, RangesDoubleAndListsStayAsTheyAre) {
+  EXPECT_EQ(parse_byte_sizes("--sizes", "4KiB:64KiB").value(),
+            (std::vector<int64_t>{4096, 8192, 16384, 32768, 65536}));
+  EXPECT_EQ(parse_byte_sizes("--sizes", "16KiB,1MiB").value(), (std::vector<int64_t>{16384, 1 << 20}));
+  // An end that doubling does not meet.
+  EXPECT_EQ(parse_byte_sizes("--sizes", "1000:3000,8").value(), (std::vector<int64_t>{1000, 2000, 8}));
+  for (const char* wrong : {"", "0:4KiB", "8KiB:4KiB", "4XiB", "many"})
+    EXPECT_EQ(parse_byte_sizes("--sizes", wrong).status().code(), StatusCode::kInvalidArgument) << wrong;
+}
+
+TEST(Quantiles, AreValuesThatWereSeen) {
+  std::vector<double> values;
+  values.reserve(100);
+  for (int i = 100; i > 0; --i) values.push_back(i);
+  EXPECT_EQ(median(values), 50);
+  EXPECT_EQ(quantile(values, 0.99), 99);
+  EXPECT_EQ(quantile(values, 1.0), 100);
+  EXPECT_EQ(median({3}), 3);
+  EXPECT_EQ(median({}), 0);
+}
+
+Tensor shaped(DType dtype, std::initializer_list<int64_t> shape) {
+  static int64_t memory = 0;  // never read: costs depend on shapes
+  return Tensor::contiguous(&memory, dtype, shape);
+}
+
+TEST(OpCost, AProductMovesItsWeightAsItIsHeld) {
+  kernels::LinearParams linear{.x = shaped(DType::kF32, {3, 64}),
+                               .weight = {.scheme = WeightScheme::kQ4_1, .n = 128, .k = 64},
+                               .out = shaped(DType::kF32, {3, 128})};
+  OpCost cost = OpCosts().of(&linear);
+  EXPECT_EQ(cost.bytes, 3 * 64 * 4 + 128 * 2 * 20 + 3 * 128 * 4);
+  EXPECT_EQ(cost.flops, 2.0 * 3 * 128 * 64);
+}
+
+TEST(OpCost, AttentionReadsTheContextsThatItsPlanNames) {
+  // A decode with 100 tokens behind it, itself included, and a prompt of 4 in one chunk.
+  const std::vector<int32_t> starts = {0, 1, 5};
+  const std::vector<int32_t> contexts = {100, 4};
+  kernels::AttentionPlanParams plan{.num_sequences = 2,
+                                    .num_tokens = 5,
+                                    .query_starts_host = starts.data(),
+                                    .context_lens_host = contexts.data()};
+  kernels::AttentionParams attention{.q = shaped(DType::kF32, {5, 8 * 16}),
+                                     .k_cache = shaped(DType::kBF16, {10, 2, 16, 16}),
+                                     .out = shaped(DType::kF32, {5, 8 * 16}),
+                                     .num_heads = 8,
+                                     .num_kv_heads = 2};
+  OpCosts costs;
+  costs.of(&plan);
+  OpCost cost = costs.of(&attention);
+  EXPECT_EQ(cost.bytes, 2.0 * 5 * 128 * 4 + 104.0 * 2 * 2 * 16 * 2);
+  // The decode sees 100 keys, the prompt 1 + 2 + 3 + 4.
+  EXPECT_EQ(cost.flops, 110.0 * 4 * 8 * 16);
+}
+
+}  // namespace
+}  // namespace llm_dist::launch

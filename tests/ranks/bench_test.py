@@ -1,0 +1,137 @@
+"""`bench comm`, `bench kernels` and --profile: what they write under mpirun, and that it adds up."""
+import json
+import pathlib
+import tempfile
+import unittest
+
+import harness
+
+SMALL = ["--kv-cache-memory-bytes", 64 << 20, "--max-model-len", 512]
+
+
+class Bench(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        harness.needs_mpirun()
+
+    def written(self, arguments, flag, np=2):
+        """What the run wrote to the file of `flag`, and what it printed."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "out.json"
+            done = harness.run([*arguments, flag, path], np=np, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(path.read_text()), done
+
+    def assert_profile(self, profile, ranks):
+        self.assertEqual(len(profile["rank_profiles"]), ranks)
+        for rank in profile["rank_profiles"]:
+            self.assertGreater(rank["timestamp_us"], 0)
+            for table in rank["tables"]:
+                with self.subTest(step=table["label"]):
+                    shares = sum(row["share"] for row in table["rows"])
+                    self.assertGreaterEqual(table["gaps_us"], 0)
+                    self.assertLessEqual(shares, 1.000001)
+                    self.assertAlmostEqual(shares + table["gaps_share"], 1, places=5)
+                    self.assertLessEqual(table["num_counted"], table["num_steps"])
+                    for row in table["rows"]:
+                        self.assertGreater(row["calls"], 0)
+                        self.assertGreaterEqual(row["us"], 0)
+
+    def assert_trace(self, events, ranks):
+        """Ops lie inside their step, one after the other, on every rank."""
+        self.assertEqual({e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"},
+                         {rank: f"rank {rank}" for rank in range(ranks)})
+        for rank in range(ranks):
+            spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank]
+            steps = {e["args"]["step"]: e for e in spans if e["cat"] in ("decode", "prefill")}
+            self.assertTrue(steps)
+            ends = {}
+            for op in (e for e in spans if e["cat"] not in ("decode", "prefill")):
+                number = op["args"]["step"]
+                step = steps[number]
+                self.assertGreaterEqual(op["ts"], ends.get(number, step["ts"]) - 0.002)
+                ends[number] = op["ts"] + op["dur"]
+                self.assertLessEqual(ends[number], step["ts"] + step["dur"] + 0.002)
+            self.assertEqual(set(ends), set(steps))
+
+    def test_profile_of_latency(self):
+        trace, done = self.written(
+            ["bench", "latency", harness.smollm(), "--tp", 2, "--batch", "1,2", "--input-len", 32, "--output-len", 8,
+             "--repeats", 1, *SMALL], "--profile")
+        self.assert_profile(trace["profile"], 2)
+        self.assert_trace(trace["traceEvents"], 2)
+        for rank in trace["profile"]["rank_profiles"]:
+            tables = {table["label"]: table for table in rank["tables"]}
+            for batch in (1, 2):
+                rows = {row["name"]: row for row in tables[f"decode, batch {batch}"]["rows"]}
+                # The embedding and two of each of 30 layers.
+                self.assertAlmostEqual(rows["all_reduce"]["calls"], 61)
+                self.assertEqual(rows["all_reduce"]["kind"], "collective")
+                self.assertAlmostEqual(rows["attention"]["calls"], 30)
+                self.assertAlmostEqual(rows["linear 1536x576"]["calls"], 30)
+            self.assertTrue(any(not table["decode"] for table in rank["tables"]))
+        for words in ("decode, batch 2", "all_reduce", "gaps", "rank 1: step", "A timestamp takes"):
+            self.assertIn(words, done.stderr)
+
+    def test_profile_of_generate_on_two_stages(self):
+        trace, done = self.written(
+            ["generate", harness.smollm(), "--pp", 2, "--prompt", "Once", "--max-tokens", 6, *SMALL], "--profile")
+        self.assert_profile(trace["profile"], 2)
+        self.assert_trace(trace["traceEvents"], 2)
+        self.assertNotIn("us a step", done.stdout)
+        last = trace["profile"]["rank_profiles"][1]["tables"]
+        self.assertTrue(any(row["name"] == "wait_for_stage" for table in last for row in table["rows"]))
+
+    def test_comm(self):
+        result, done = self.written(
+            ["bench", "comm", "--sizes", "4KiB:16KiB,1MiB", "--op", "all_reduce,reduce_scatter,all_gather,send_recv",
+             "--repeats", 20], "--save-result")
+        self.assertEqual((result["world_size"], result["group_size"], result["backend"]), (2, 2, "mpi"))
+        rows = {(row["op"], row["bytes"]): row for row in result["rows"]}
+        self.assertEqual(len(rows), 16)
+        factors = {"all_reduce": 1, "reduce_scatter": 0.5, "all_gather": 0.5, "send_recv": 1}
+        for (op, size), row in rows.items():
+            with self.subTest(op=op, size=size):
+                self.assertGreater(row["median_us"], 0)
+                self.assertGreaterEqual(row["p99_us"], row["median_us"])
+                bandwidth = size / row["median_us"] * 1e-3
+                self.assertAlmostEqual(row["algorithm_gb_per_second"] / bandwidth, 1, places=6)
+                self.assertAlmostEqual(row["bus_gb_per_second"] / bandwidth, factors[op], places=6)
+        self.assertIn("bus GB/s", done.stdout)
+
+    def test_comm_refuses_with_one_line(self):
+        for arguments in (["--op", "allreduce"], ["--sizes", "4XiB"], ["--tp", 3]):
+            with self.subTest(arguments=arguments):
+                done = harness.run(["bench", "comm", *arguments], np=2)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(len(harness.our_lines(done.stderr)), 1, done.stderr)
+                self.assertIn(str(arguments[1]), done.stderr)
+
+    def test_kernels(self):
+        result, done = self.written(
+            ["bench", "kernels", harness.smollm(), "--tp", 2, "--batch", "1,3", "--input-len", "24,64", *SMALL],
+            "--save-result")
+        self.assertGreater(result["ceilings"]["memory_read_bytes_per_second"], 0)
+        steps = {step["step"]: {row["op"]: row for row in step["rows"]} for step in result["steps"]}
+        self.assertEqual(len(steps), 4)
+        for rows in steps.values():
+            for row in rows.values():
+                self.assertGreater(row["us"], 0)
+                self.assertGreater(row["bytes"], 0)
+                self.assertGreater(row["ceiling_fraction"], 0)
+                self.assertAlmostEqual(row["us_a_step"], row["us"] * row["calls_a_step"], places=3)
+        decode = steps["decode, batch 3, contexts of 24 tokens"]
+        gate_up = decode["linear 1536x576"]
+        self.assertEqual((gate_up["rows"], gate_up["calls_a_step"]), (3, 30))
+        self.assertEqual(gate_up["flops"], 2 * 3 * 1536 * 576)
+        # Q4_1: 20 bytes hold 32 weights; activations are floats.
+        self.assertEqual(gate_up["bytes"], 1536 * 576 // 32 * 20 + 3 * (1536 + 576) * 4)
+        for op in ("attention", "add_rms_norm", "rope_append", "silu_and_mul", "argmax_shard", "sample"):
+            self.assertIn(op, decode)
+        self.assertEqual(steps["prompt of 64 tokens"]["linear 1536x576"]["rows"], 64)
+        self.assertNotIn("sample", steps["prompt of 64 tokens"])
+        self.assertIn("of ceiling", done.stdout)
+
+
+if __name__ == "__main__":
+    harness.main()
