@@ -3,6 +3,7 @@ find_program(LLM_DIST_CCACHE ccache)
 if(LLM_DIST_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${LLM_DIST_CCACHE})
 endif()
 
 if(LLM_DIST_SANITIZE)
@@ -14,3 +15,6 @@ if(LLM_DIST_SANITIZE)
 endif()
 
 find_package(Threads REQUIRED)
+
+# What is installed finds the libraries that it was linked with, in the unpacked wheels too.
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
