@@ -16,5 +16,8 @@ endif()
 
 find_package(Threads REQUIRED)
 
-# What is installed finds the libraries that it was linked with, in the unpacked wheels too.
+# Programs and modules find the libraries that they were linked with, built or installed; CMake leaves out those in the
+# tree itself. The same search path in both: else CMake pads the built one with empty entries: the current folder.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+set(CMAKE_INSTALL_RPATH ${LLM_DIST_DEPS_DIR}/onednn/lib)

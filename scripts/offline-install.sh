@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds llm-dist from this folder, without a network and without Rust, and says first what this host lacks.
-# usage: ./install.sh [--prefix DIR] [--jobs N]
+# usage: ./install.sh [--prefix DIR] [--jobs N] [-- CMAKE-ARGUMENT…]
 #   --prefix DIR  also install there: DIR/bin/llm-dist and DIR/lib/llm-dist. What the bundle brought along stays in use where
 #                 it was unpacked: keep the folder
 #   --jobs N      compiler processes at once; as many as cores and memory allow unless said otherwise
+#   -- …          to CMake, for example -- -D LLM_DIST_CUDA_ARCHITECTURES=100a
 bundle=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=scripts/console.sh
 source "$bundle/source/scripts/console.sh"
@@ -13,11 +14,13 @@ while [ $# -gt 0 ]; do
   case $1 in
     --prefix) prefix=$(realpath -m "${2:?--prefix needs a folder}") && shift ;;
     --jobs) jobs=${2:?--jobs needs a number} && shift ;;
-    -h | --help) sed -n '2,6s/^# \?//p' "$0" && exit 0 ;;
+    -h | --help) sed -n '2,7s/^# \?//p' "$0" && exit 0 ;;
+    --) shift && break ;;
     *) fail "unknown option $1 (see --help)" ;;
   esac
   shift
 done
+cmake_arguments=("$@")
 cd "$repo_dir"
 missing=() libraries=()
 
@@ -78,7 +81,8 @@ command -v ninja >/dev/null || generator="Unix Makefiles"
 nccl_root=$(find_nccl)
 run_logged build/log/configure.log cmake -S . -B build/release -G "$generator" -D LLM_DIST_WERROR=OFF \
   -D CMAKE_BUILD_TYPE=Release -D LLM_DIST_TESTS=OFF -D LLM_DIST_TEXT_ARCHIVE="$bundle/text/libllm_dist_text_ffi.a" \
-  -D CMAKE_PREFIX_PATH="$(IFS=';' && echo "${libraries[*]}")" ${nccl_root:+-D LLM_DIST_NCCL_ROOT="$nccl_root"}
+  -D CMAKE_PREFIX_PATH="$(IFS=';' && echo "${libraries[*]}")" ${nccl_root:+-D LLM_DIST_NCCL_ROOT="$nccl_root"} \
+  "${cmake_arguments[@]}"
 grep -F 'NCCL not found' build/log/configure.log || true
 run_logged build/log/build.log cmake --build build/release --target llm-dist -j "${jobs:-$(jobs_that_fit)}"
 binary=$repo_dir/build/release/launch/llm-dist
