@@ -10,4 +10,9 @@ find_package(dnnl 3.0 CONFIG REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(hwy 1.0 CONFIG REQUIRED)
 find_package(MPI COMPONENTS C)
-find_package(prometheus-cpp REQUIRED CONFIG)
+# By hand: Debian's package file wants the HTTP server and client of parts that nothing here uses.
+find_path(LLM_DIST_PROMETHEUS_INCLUDE prometheus/registry.h REQUIRED)
+find_library(LLM_DIST_PROMETHEUS_LIBRARY prometheus-cpp-core REQUIRED)
+add_library(prometheus-cpp::core UNKNOWN IMPORTED)
+set_target_properties(prometheus-cpp::core PROPERTIES IMPORTED_LOCATION ${LLM_DIST_PROMETHEUS_LIBRARY}
+                                                      INTERFACE_INCLUDE_DIRECTORIES ${LLM_DIST_PROMETHEUS_INCLUDE})

@@ -15,6 +15,7 @@ function(llm_dist_module name)
   llm_dist_target_defaults(${name})
   target_link_libraries(${name} PRIVATE ${ARG_PRIVATE})
   set_target_properties(${name} PROPERTIES PREFIX "lib" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/llm-dist)
+  install(TARGETS ${name} LIBRARY DESTINATION lib/llm-dist)
 endfunction()
 
 # llm_dist_test(NAME LABEL cpu|gpu|ranks|fault SOURCES … LIBS …): a GoogleTest executable, registered as one ctest test.
@@ -34,12 +35,20 @@ function(llm_dist_test name)
   set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT})
 endfunction()
 
+option(LLM_DIST_WERROR "Warnings are errors: OFF for a compiler that nobody here has tried" ON)
+
 # -Wno-restrict: gcc 12 at -O3 takes string concatenation for overlapping copies.
 function(llm_dist_target_defaults target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_features(${target} PUBLIC cxx_std_20)
-  set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers -Wno-restrict -Werror)
+  set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers -Wno-restrict)
+  if(LLM_DIST_WERROR)
+    list(APPEND warnings -Werror)
+  endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:C,CXX>:${warnings}>")
+  list(JOIN warnings "," cuda_warnings)
+  set(nvcc_warnings $<$<BOOL:${LLM_DIST_WERROR}>:--Werror=all-warnings>)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${nvcc_warnings};-Xcompiler=${cuda_warnings}>")
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
                                              VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

