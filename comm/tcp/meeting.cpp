@@ -163,6 +163,8 @@ Result<SocketPlan> meet(const MeetingPlan& plan, Deadline deadline) {
           "--launch-secret-file",
           plan.address));
   }
+  if (!plan.interface_name.empty())  // before anybody waits
+    RETURN_IF_ERROR(own_address(plan.interface_name, "").status());
   return plan.rank == 0 ? host_meeting(plan, deadline) : join_meeting(plan, deadline);
 }
 
