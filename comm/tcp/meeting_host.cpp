@@ -14,7 +14,8 @@ namespace llm_dist::comm {
 namespace {
 
 constexpr size_t kMaxStrangers = 256;
-constexpr auto kIntroductionLimit = std::chrono::seconds(5);
+// A rank of a starved machine needs its time; so many strangers may wait meanwhile.
+constexpr auto kIntroductionLimit = std::chrono::seconds(30);
 constexpr auto kAnswerLimit = std::chrono::seconds(3);
 constexpr auto kLookAgainAfter = std::chrono::milliseconds(200);
 

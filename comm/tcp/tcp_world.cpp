@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kOnlyLane = 0;
 constexpr auto kFarewell = std::chrono::seconds(2);
+constexpr auto kTryAgainAfter = std::chrono::milliseconds(100);
 constexpr auto kLookAgainAfter = std::chrono::milliseconds(1);
 
 using Links = std::vector<std::unique_ptr<TcpLink>>;  // [world size]; this rank's own is null
@@ -135,6 +136,16 @@ class TcpTransport : public MessageTransport {
   Links links_;
 };
 
+// A peer gives a newcomer little time to say who it is; on a starved machine that can be too little once.
+Result<Fd> connect_patiently(const SocketPlan& plan, int rank, PeerLane peer, Deadline deadline) {
+  while (true) {
+    auto connection = connect_peer(plan, rank, peer, deadline);
+    bool again = connection.status().code() == StatusCode::kUnavailable && !deadline.expired();
+    if (connection.ok() || !again) return connection;
+    std::this_thread::sleep_for(kTryAgainAfter);
+  }
+}
+
 // Connects to lower ranks first and accepts higher ones then: the lowest rank only accepts, so that nobody
 // waits in a circle.
 Result<std::vector<Fd>> connect_all(const SocketPlan& plan, int rank, Deadline deadline) {
@@ -143,7 +154,7 @@ Result<std::vector<Fd>> connect_all(const SocketPlan& plan, int rank, Deadline d
   std::vector<PeerLane> higher;
   for (int peer = 0; peer < rank; ++peer) {
     ASSIGN_OR_RETURN(connections[static_cast<size_t>(peer)],
-                     connect_peer(plan, rank, {peer, kOnlyLane}, deadline));
+                     connect_patiently(plan, rank, {peer, kOnlyLane}, deadline));
   }
   for (int peer = rank + 1; peer < size; ++peer) higher.push_back({peer, kOnlyLane});
   if (higher.empty()) return connections;
