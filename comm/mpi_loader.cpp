@@ -25,6 +25,12 @@ Result<const MpiModule*> open_mpi_module() {
 
 }  // namespace
 
+Result<std::string> mpi_library_version() {
+  ASSIGN_OR_RETURN(const MpiModule* module, open_mpi_module());
+  std::string text = module->library_version();
+  return text.substr(0, text.find_first_of(",\n"));
+}
+
 Result<std::unique_ptr<World>> make_mpi_world(const RankInfo& info, const WorldOptions& options) {
   std::string need = format("{} ranks ({}) need MPI", info.size, info.source);
   Deadline deadline = Deadline::after(options.setup_timeout);

@@ -27,6 +27,8 @@ struct WorldOptions {
   Duration collective_timeout = std::chrono::seconds(600);
   // How long starting, and making one group, may take.
   Duration setup_timeout = std::chrono::seconds(60);
+  // How long ranks that nobody starts together (ssh, by hand) wait for each other.
+  Duration meeting_timeout = std::chrono::seconds(300);
 };
 
 class World {
@@ -68,7 +70,8 @@ void number_local_ranks(std::vector<HostInfo>& hosts);
 
 std::unique_ptr<World> make_single_process_world(const WorldOptions& options);
 
-// The world that `info` describes: one process, or MPI ranks through the module (comm/mpi_loader.h).
+// The world that `info` describes: one process, or MPI ranks through the module (comm/mpi_loader.h). Ranks
+// without MPI: comm/bootstrap.h.
 Result<std::unique_ptr<World>> make_world(const RankInfo& info, const WorldOptions& options);
 
 }  // namespace llm_dist::comm

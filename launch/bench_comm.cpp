@@ -242,7 +242,7 @@ BenchCommand add_bench_comm(CLI::App& bench) {
       "Example:\n"
       "  mpirun -np 2 llm-dist bench comm --sizes 4KiB:64MiB --op all_reduce,send_recv --save-result "
       "comm.json");
-  return {app, [flags] { return run(*flags); }};
+  return {app, [flags] { return in_ranks(flags->engine.launch, [&] { return run(*flags); }); }};
 }
 
 }  // namespace llm_dist::launch

@@ -191,7 +191,7 @@ BenchCommand add_bench_kernels(CLI::App& bench) {
   app->footer(
       "Example:\n"
       "  mpirun -np 2 llm-dist bench kernels model.gguf --tp 2 --batch 1,8 --input-len 128,512");
-  return {app, [flags] { return run(*flags); }};
+  return {app, [flags] { return in_ranks(flags->engine.launch, [&] { return run(*flags); }); }};
 }
 
 }  // namespace llm_dist::launch

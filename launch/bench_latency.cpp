@@ -127,7 +127,7 @@ BenchCommand add_bench_latency(CLI::App& bench) {
       "Examples:\n"
       "  llm-dist bench latency model.gguf --threads 2 --batch 1,8 --input-len 128 --output-len 128\n"
       "  mpirun -np 2 llm-dist bench latency model.gguf --tp 2 --batch 1 --profile profile.json");
-  return {app, [flags] { return run(*flags); }};
+  return {app, [flags] { return in_ranks(flags->load.engine.launch, [&] { return run(*flags); }); }};
 }
 
 }  // namespace llm_dist::launch

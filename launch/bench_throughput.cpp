@@ -65,7 +65,7 @@ BenchCommand add_bench_throughput(CLI::App& bench) {
   add_load_flags(*app, flags->load);
   app->add_option("--num-prompts", flags->num_prompts)->check(CLI::PositiveNumber)->capture_default_str();
   app->footer("Example:\n  mpirun -np 2 llm-dist bench throughput model.gguf --num-prompts 64");
-  return {app, [flags] { return run(*flags); }};
+  return {app, [flags] { return in_ranks(flags->load.engine.launch, [&] { return run(*flags); }); }};
 }
 
 }  // namespace llm_dist::launch

@@ -18,5 +18,6 @@ RunCommand add_generate(CLI::App& program);
 RunCommand add_bench(CLI::App& program);
 RunCommand add_plan(CLI::App& program);
 RunCommand add_convert(CLI::App& program);
+RunCommand add_doctor(CLI::App& program);
 
 }  // namespace llm_dist::launch

@@ -50,6 +50,11 @@ Result<RankDevice> choose_gpu(const comm::World& world) {
 
 }  // namespace
 
+Result<int> visible_gpus() {
+  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
+  return module->visible_devices();
+}
+
 Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads) {
   if (wanted != "cpu") {
     Result<RankDevice> gpu = choose_gpu(world);

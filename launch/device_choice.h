@@ -25,6 +25,9 @@ struct RankDevice {
 // `cpu_threads`: of the CPU's ops. failed_precondition when there is no GPU for this rank.
 Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads);
 
+// How many GPUs this process sees; an error says why it cannot look.
+Result<int> visible_gpus();
+
 // Collective: two ranks on one GPU are an error on every rank, which names them.
 Status refuse_shared_devices(comm::World& world, const RankDevice& mine);
 

@@ -69,6 +69,7 @@ void add_log_flag(CLI::App& app, EngineFlags& flags) {
 
 void add_process_flags(CLI::App& app, EngineFlags& flags) {
   add_device_flag(app, flags.model);
+  add_launch_flags(app, flags.launch);
   add_rank_flags(app, flags.parallel);
   add_log_flag(app, flags);
 }
@@ -92,6 +93,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   add_model_flags(app, flags.model);
+  add_launch_flags(app, flags.launch);
   ParallelFlags& parallel = flags.parallel;
   auto* group = app.add_option_group("Parallelism");
   group

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/node_launcher.h"
 #include "src/base/status.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/engine/engine_options.h"
@@ -54,6 +55,7 @@ struct SchedulerFlags {
 };
 
 struct EngineFlags {
+  LaunchFlags launch;
   ModelFlags model;
   ParallelFlags parallel;
   MemoryFlags memory;

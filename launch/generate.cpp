@@ -5,6 +5,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "launch/batch_generate.h"
 #include "launch/commands.h"
 #include "launch/local_text.h"
 #include "launch/rank_process.h"
@@ -16,6 +17,7 @@ namespace {
 
 struct GenerateFlags {
   EngineFlags engine;
+  BatchFlags batch;
   std::string prompt;
   bool chat = false;
   int32_t max_tokens = 128;
@@ -35,18 +37,26 @@ Result<std::string> prompt_text(const GenerateFlags& flags, const TextModel& tex
   return text.chat_template->render(messages.dump());
 }
 
+constexpr int kIncompleteExitCode = 75;  // EX_TEMPFAIL: run it again
+
+sched::SamplingParams sampling_of(const GenerateFlags& flags, const RankProcess& process) {
+  sched::SamplingParams sampling;
+  sampling.temperature = static_cast<float>(flags.temperature);
+  sampling.top_p = static_cast<float>(flags.top_p);
+  sampling.top_k = flags.top_k;
+  sampling.seed = flags.seed;
+  sampling.max_tokens = flags.max_tokens;
+  sampling.ignore_eos = flags.ignore_eos;
+  if (!flags.ignore_eos) sampling.end_token_ids = process.checkpoint().config().eos_ids;
+  return sampling;
+}
+
 Status generate(const GenerateFlags& flags, RankProcess& process) {
   ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), flags.engine.model));
   ASSIGN_OR_RETURN(std::string prompt, prompt_text(flags, text));
   sched::SequenceRequest request;
   ASSIGN_OR_RETURN(request.prompt, text.tokenizer->encode(prompt, {.add_special_tokens = !flags.chat}));
-  request.sampling.temperature = static_cast<float>(flags.temperature);
-  request.sampling.top_p = static_cast<float>(flags.top_p);
-  request.sampling.top_k = flags.top_k;
-  request.sampling.seed = flags.seed;
-  request.sampling.max_tokens = flags.max_tokens;
-  request.sampling.ignore_eos = flags.ignore_eos;
-  if (!flags.ignore_eos) request.sampling.end_token_ids = process.checkpoint().config().eos_ids;
+  request.sampling = sampling_of(flags, process);
   request.arrival = Clock::now();
   size_t prompt_tokens = request.prompt.size();
 
@@ -80,13 +90,45 @@ Status generate(const GenerateFlags& flags, RankProcess& process) {
   return ok_status();
 }
 
-int run(const GenerateFlags& flags) {
+int run_prompt(const GenerateFlags& flags) {
   auto joined = RankProcess::join(flags.engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   Status status = process.load(flags.engine);
   if (status.ok()) status = process.leads() ? generate(flags, process) : process.follow();
   return end(process, status);
+}
+
+int run_batch(const GenerateFlags& flags) {
+  ShutdownSignal signal;  // before any thread is started, so that every thread inherits its mask
+  auto joined = RankProcess::join(flags.engine);
+  if (!joined.ok()) return report(nullptr, joined.status());
+  RankProcess& process = **joined;
+  if (!process.leads()) signal.ignore();
+  Status status = process.load(flags.engine);
+  BatchResult result;
+  if (status.ok() && process.leads()) {
+    auto batch =
+        generate_batch(flags.batch, flags.engine.model, sampling_of(flags, process), process, signal);
+    status = batch.status();
+    if (batch.ok()) result = *batch;
+  } else if (status.ok()) {
+    status = process.follow();
+  }
+  if (status.ok() && process.leads())
+    std::fprintf(stderr,
+                 "%zu lines answered (%zu of them refused), %zu before%s\n",
+                 result.done,
+                 result.refused,
+                 result.before,
+                 result.complete ? "" : "; interrupted: run it again to go on");
+  int code = end(process, status);
+  return code == 0 && !result.complete ? kIncompleteExitCode : code;
+}
+
+int run(const GenerateFlags& flags) {
+  if (flags.batch.input_file.empty()) return run_prompt(flags);
+  return run_batch(flags);
 }
 
 }  // namespace
@@ -96,6 +138,18 @@ RunCommand add_generate(CLI::App& program) {
   CLI::App* app = program.add_subcommand("generate", "Continue a prompt and stream the text to the terminal");
   add_engine_flags(*app, flags->engine);
   app->add_option("--prompt", flags->prompt, "The text to continue (- or nothing: standard input)");
+  auto* input = app->add_option("--input-file",
+                                flags->batch.input_file,
+                                "A JSON object a line, with prompt or messages: answer them all");
+  auto* output = app->add_option("--output-file",
+                                 flags->batch.output_file,
+                                 "Where the answers go; lines that it holds are not done again");
+  input->needs(output)->check(CLI::ExistingFile);
+  output->needs(input);
+  app->add_option("--shutdown-timeout",
+                  flags->batch.shutdown_timeout_seconds,
+                  "Seconds that running lines get when a signal ends the batch")
+      ->capture_default_str();
   app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template");
   app->add_option("--max-tokens", flags->max_tokens)->check(CLI::PositiveNumber)->capture_default_str();
   app->add_option("--temperature", flags->temperature, "0: greedy")
@@ -108,8 +162,9 @@ RunCommand add_generate(CLI::App& program) {
   app->footer(
       "Examples:\n"
       "  llm-dist generate model.gguf --chat --prompt 'What is the capital of France?'\n"
-      "  mpirun -np 4 llm-dist generate path/to/model --tp 2 --pp 2 --prompt 'Once upon a time'");
-  return [flags] { return run(*flags); };
+      "  mpirun -np 4 llm-dist generate path/to/model --tp 2 --pp 2 --prompt 'Once upon a time'\n"
+      "  llm-dist generate model.gguf --input-file prompts.jsonl --output-file answers.jsonl");
+  return [flags] { return in_ranks(flags->engine.launch, [&] { return run(*flags); }); };
 }
 
 }  // namespace llm_dist::launch

@@ -102,6 +102,7 @@ int main(int argc, char** argv) {
       {"bench", llm_dist::launch::add_bench(program)},
       {"plan", llm_dist::launch::add_plan(program)},
       {"convert", llm_dist::launch::add_convert(program)},
+      {"doctor", llm_dist::launch::add_doctor(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   try {

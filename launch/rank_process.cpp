@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
+#include "launch/idle.h"
 #include "launch/placement.h"
 #include "launch/profile_report.h"
 #include "launch/trace_file.h"
@@ -31,8 +33,22 @@ std::string identity(const comm::World& world) {
   return format("rank {} host {} pid {}", info.rank, host.hostname, host.pid);
 }
 
-comm::HostWorld host_world(comm::World& world) {
+// The libraries that open sockets of their own take the same interface, unless they were told another.
+void use_interface(const std::string& name) {
+  if (name.empty()) return;
+  for (const char* variable : {"NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"})
+    setenv(variable, name.c_str(), /*overwrite=*/0);
+}
+
+Status refuse_idle(const comm::World& world, const RankDevice& device) {
+  std::string idle = idle_resources(world, comm::read_environment(), device.device.type == DeviceType::kCuda);
+  if (idle.empty()) return ok_status();
+  return failed_precondition(idle + ": use them, ask for fewer, or say --allow-idle");
+}
+
+comm::HostWorld host_world(comm::World& world, const std::string& interface_name) {
   comm::HostWorld hosts{.rank = world.rank_info().rank, .size = world.rank_info().size};
+  hosts.interface_name = interface_name;
   for (const comm::HostInfo& host : world.hosts()) hosts.hosts.push_back(host.hostname + "/" + host.boot_id);
   hosts.all_gather = [&world](const std::string& mine) {
     return world.all_gather_bytes(mine, Deadline::after_seconds(kAgreeSeconds));
@@ -53,19 +69,25 @@ Result<std::unique_ptr<RankProcess>> RankProcess::join(const EngineFlags& flags)
 RankProcess::~RankProcess() = default;
 
 Status RankProcess::connect(const EngineFlags& flags) {
-  ASSIGN_OR_RETURN(comm::RankInfo info, comm::discover_ranks({}, comm::read_environment()));
-  comm::WorldOptions options{.collective_timeout = std::chrono::duration_cast<Duration>(
-                                 std::chrono::duration<double>(flags.parallel.distributed_timeout_seconds))};
-  ASSIGN_OR_RETURN(world_, comm::make_world(info, options));
+  const comm::BootstrapFlags& launch = flags.launch.bootstrap;
+  ASSIGN_OR_RETURN(comm::Bootstrap bootstrap, comm::plan_bootstrap(launch, comm::read_environment()));
+  use_interface(launch.interface_name);
+  auto seconds = [](double count) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(count));
+  };
+  comm::WorldOptions options{.collective_timeout = seconds(flags.parallel.distributed_timeout_seconds),
+                             .meeting_timeout = seconds(flags.launch.rendezvous_timeout_seconds)};
+  rendezvous_ = bootstrap.ranks.size == 1 ? "none" : bootstrap.over_tcp ? "tcp" : "mpi";
+  ASSIGN_OR_RETURN(world_, comm::make_world(bootstrap, options));
   set_process_identity(identity(*world_));
   const comm::HostInfo& host = world_->hosts()[static_cast<size_t>(rank())];
   bind_to_share(host.local_rank, host.local_size);
   resources_ = cpu_resources(*world_);
   if (flags.parallel.threads > 0) resources_.threads = flags.parallel.threads;
   if (size() == 1) return ok_status();
-  ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = host_world(*world_)}));
+  ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = host_world(*world_, launch.interface_name)}));
   ASSIGN_OR_RETURN(liveness_,
-                   comm::Liveness::start({.world = host_world(*world_),
+                   comm::Liveness::start({.world = host_world(*world_, launch.interface_name),
                                           .device = "cpu",
                                           .on_failure = [this](const comm::RankFailure& failure) {
                                             on_peer_failure(failure);
@@ -119,6 +141,7 @@ Status RankProcess::prepare(const EngineFlags& flags) {
 Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer) {
   RETURN_IF_ERROR(take_device(flags));
   RETURN_IF_ERROR(agree(prepare(flags)));
+  if (!flags.launch.allow_idle) RETURN_IF_ERROR(agree(refuse_idle(*world_, device_)));
   hooks_.observer = observer;
   const engine::EngineOptions& options = resolved_.engine;
   if (leads()) {

@@ -44,6 +44,8 @@ class RankProcess {
   // every rank.
   Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
   engine::RankEngine& engine() { return *engine_; }
+  // How the ranks met: "mpi", "tcp", or "none" for one rank alone.
+  const std::string& rendezvous() const { return rendezvous_; }
   const RankDevice& device() const { return device_; }
   int threads() const { return resources_.threads; }  // of the CPU, for this rank
   comm::World& world() { return *world_; }
@@ -87,6 +89,7 @@ class RankProcess {
   std::string trace_file_;
   std::string profile_file_;
   bool graphs_dropped_ = false;  // for the profile
+  std::string rendezvous_;
   std::unique_ptr<engine::RankEngine> engine_;
   engine::EngineHooks hooks_;
   ResolvedOptions resolved_;

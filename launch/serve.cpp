@@ -164,7 +164,7 @@ RunCommand add_serve(CLI::App& program) {
       "  llm-dist serve model.gguf\n"
       "  mpirun -np 8 llm-dist serve path/to/Llama-3.3-70B --tp 8 --port 8000\n"
       "  mpirun -np 4 llm-dist serve path/to/model --tp 2 --pp 2 --served-model-name chat");
-  return [flags] { return run(*flags); };
+  return [flags] { return in_ranks(flags->engine.launch, [&] { return run(*flags); }); };
 }
 
 }  // namespace llm_dist::launch

@@ -8,6 +8,8 @@
 namespace llm_dist::launch {
 namespace {
 constexpr int kSignalExitBase = 128;
+// Launchers deliver one signal twice: srun and slurmd, mpirun and the terminal.
+constexpr auto kSameSignal = std::chrono::seconds(1);
 constexpr long kPollNanoseconds = 100'000'000;
 }  // namespace
 
@@ -34,7 +36,9 @@ void ShutdownSignal::listen() {
     if (stopping_) return;
     if (number < 0 || ignoring_) continue;
     bool asked_before = !reason_.empty();
+    if (asked_before && Clock::now() < signalled_at_ + kSameSignal) continue;
     if (!waiting_ || asked_before) _exit(kSignalExitBase + number);
+    signalled_at_ = Clock::now();
     reason_ = std::string("SIG") + sigabbrev_np(number);
     changed_.notify_all();
   }
@@ -45,6 +49,12 @@ std::string ShutdownSignal::wait() {
   waiting_ = true;
   changed_.wait(lock, [this] { return !reason_.empty(); });
   return reason_;
+}
+
+bool ShutdownSignal::is_raised() {
+  std::lock_guard lock(mutex_);
+  waiting_ = true;
+  return !reason_.empty();
 }
 
 void ShutdownSignal::ignore() {

@@ -9,6 +9,8 @@
 #include <string>
 #include <thread>
 
+#include "src/base/clock.h"
+
 namespace llm_dist::launch {
 
 class ShutdownSignal {
@@ -20,8 +22,11 @@ class ShutdownSignal {
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;
 
-  // Why the process is to end: "SIGTERM". A second signal during what follows ends the process at once.
+  // Why the process is to end: "SIGTERM". A second signal, a second or more later, ends the process
+  // at once.
   std::string wait();
+  // The same for who does not wait: from the first call on a signal is kept until it is asked for.
+  bool is_raised();
   void ignore();
   void raise(const std::string& reason);
 
@@ -35,6 +40,7 @@ class ShutdownSignal {
   bool ignoring_ = false;
   bool stopping_ = false;
   std::string reason_;
+  TimePoint signalled_at_;
   std::thread listener_;
 };
 

@@ -134,16 +134,45 @@ Result<std::string> own_address(const std::string& interface_name, const std::st
   return not_found("no network interface is up; name one with --interface");
 }
 
-Result<Listener> listen_at(const std::string& address) {
-  ASSIGN_OR_RETURN(SocketAddress own, parse_address(address, 0));
-  Listener listener{.fd = Fd(::socket(own.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0))};
-  if (!listener.fd.valid()) return socket_error("socket");
-  if (::bind(listener.fd.get(), own.get(), own.bytes) != 0)
-    return socket_error(format("bind to {}", address));
-  if (::listen(listener.fd.get(), SOMAXCONN) != 0) return socket_error("listen");
-  if (::getsockname(listener.fd.get(), own.get(), &own.bytes) != 0) return socket_error("getsockname");
-  listener.endpoint = {.address = address, .port = port_of(own)};
-  return listener;
+Result<Listener> adopt_listener(Fd fd) {
+  SocketAddress own;
+  if (::getsockname(fd.get(), own.get(), &own.bytes) != 0) return socket_error("getsockname");
+  return Listener{.fd = std::move(fd),
+                  .endpoint = {.address = address_text(own.get()), .port = port_of(own)}};
+}
+
+Result<Listener> listen_at(const std::string& address, uint16_t port) {
+  ASSIGN_OR_RETURN(SocketAddress own, parse_address(address, port));
+  Fd fd(::socket(own.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return socket_error("socket");
+  int on = 1;  // a launch that ended a moment ago keeps no one from its port
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  std::string where = port == 0 ? address : to_string(Endpoint{.address = address, .port = port});
+  if (::bind(fd.get(), own.get(), own.bytes) != 0) return socket_error(format("bind to {}", where));
+  if (::listen(fd.get(), SOMAXCONN) != 0) return socket_error(format("listen at {}", where));
+  return adopt_listener(std::move(fd));
+}
+
+Result<std::vector<std::string>> resolve_host(const std::string& name) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  int code = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
+  if (code != 0) return not_found(format("host name {}: {}", name, ::gai_strerror(code)));
+  std::vector<std::string> addresses;
+  for (bool v4 : {true, false})
+    for (addrinfo* entry = found; entry != nullptr; entry = entry->ai_next)
+      if ((entry->ai_family == AF_INET) == v4) addresses.push_back(address_text(entry->ai_addr));
+  ::freeaddrinfo(found);
+  return addresses;
+}
+
+bool is_loopback(const std::string& address) { return address == "::1" || address.starts_with("127."); }
+
+Result<std::string> local_address(const Fd& fd) {
+  SocketAddress own;
+  if (::getsockname(fd.get(), own.get(), &own.bytes) != 0) return socket_error("getsockname");
+  return address_text(own.get());
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "comm/host/fd.h"
 #include "src/base/clock.h"
@@ -27,8 +28,15 @@ struct Listener {
   Fd fd;
   Endpoint endpoint;
 };
-// On a port that the system chooses.
-Result<Listener> listen_at(const std::string& address);
+// Port 0: one that the system chooses.
+Result<Listener> listen_at(const std::string& address, uint16_t port = 0);
+// Takes over a socket that listens already.
+Result<Listener> adopt_listener(Fd fd);
+// The numeric addresses of a host's name, IPv4 first; a numeric one gives itself.
+Result<std::vector<std::string>> resolve_host(const std::string& name);
+bool is_loopback(const std::string& address);
+// The local end of a connection.
+Result<std::string> local_address(const Fd& fd);
 Result<Fd> connect_to(const Endpoint& endpoint, Deadline deadline);
 // Nothing (an invalid Fd) when nobody waits.
 Result<Fd> accept_one(const Listener& listener);

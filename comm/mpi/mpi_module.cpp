@@ -283,7 +283,15 @@ Result<std::unique_ptr<MessageTransport>> start_mpi(Deadline deadline) {
   return std::unique_ptr<MessageTransport>(std::move(transport));
 }
 
-constexpr MpiModule kModule{.version = kMpiModuleVersion, .start = start_mpi};
+std::string library_version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  MPI_Get_library_version(text.data(), &length);
+  return text.data();
+}
+
+constexpr MpiModule kModule{
+    .version = kMpiModuleVersion, .library_version = library_version, .start = start_mpi};
 
 }  // namespace
 }  // namespace llm_dist::comm

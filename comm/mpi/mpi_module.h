@@ -3,17 +3,20 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "comm/message_transport.h"
 #include "src/base/clock.h"
 
 namespace llm_dist::comm {
 
-constexpr int kMpiModuleVersion = 1;
+constexpr int kMpiModuleVersion = 2;
 constexpr const char* kMpiModuleEntry = "llm_dist_mpi_module";
 
 struct MpiModule {
   int version = 0;
+  // What the MPI library says of itself, without being initialised.
+  std::string (*library_version)() = nullptr;
   // Initialises MPI; once a process. Blocks as long as MPI_Init does; the rest keeps to the deadline.
   Result<std::unique_ptr<MessageTransport>> (*start)(Deadline deadline) = nullptr;
 };

@@ -41,11 +41,11 @@ class Help(unittest.TestCase):
     def test_help_shows_every_command_and_examples(self):
         done = run(["--help"])
         self.assertEqual(done.returncode, 0)
-        for word in ("generate", "bench", "plan", "convert", "mpirun -np"):
+        for word in ("generate", "bench", "plan", "convert", "doctor", "mpirun -np"):
             self.assertIn(word, done.stdout)
 
     def test_each_command_has_help_with_an_example(self):
-        for command in (["generate"], ["plan"], ["convert"], ["bench", "latency"], ["bench", "throughput"],
+        for command in (["generate"], ["plan"], ["convert"], ["doctor"], ["bench", "latency"], ["bench", "throughput"],
                         ["bench", "kernels"], ["bench", "comm"]):
             with self.subTest(command=command):
                 done = run([*command, "--help"])

@@ -1,0 +1,34 @@
+// Generation over a file of prompts: one JSON object a line in, one a line out. What the output holds already
+// is not done again, so that a batch goes on where it was interrupted.
+#pragma once
+
+#include <string>
+
+#include "launch/rank_process.h"
+#include "launch/shutdown_signal.h"
+#include "src/sched/request.h"
+
+namespace llm_dist::launch {
+
+struct BatchFlags {
+  std::string input_file;
+  std::string output_file;
+  double shutdown_timeout_seconds = 30;
+};
+
+struct BatchResult {
+  size_t done = 0;     // lines answered now
+  size_t before = 0;   // lines that the output held already
+  size_t refused = 0;  // of those done: answered with an error
+  bool complete = true;
+};
+
+// On rank 0. `defaults` is the request of a line that says nothing else. A signal ends it early: what runs
+// gets shutdown_timeout_seconds, the rest is for the next time.
+Result<BatchResult> generate_batch(const BatchFlags& flags,
+                                   const ModelFlags& model,
+                                   const sched::SamplingParams& defaults,
+                                   RankProcess& process,
+                                   ShutdownSignal& signal);
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,250 @@
+"""Ranks that no mpirun starts: --nproc-per-node, torchrun's variables; doctor; batches of prompts."""
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.parse
+
+import harness
+from harness import binary, our_lines, run
+
+SMALL = ["--kv-cache-memory-bytes", 64 << 20, "--max-model-len", 512, "--threads", 1]
+QUESTION = ["--chat", "--prompt", "What is the capital of France?", "--max-tokens", 12]
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def children_of(pid):
+    return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def without_mpi():
+    """No module at all: nothing here may need it."""
+    return {"LLM_DIST_MODULE_DIR": "/nowhere"}
+
+
+class OneHost(unittest.TestCase):
+    def test_several_ranks_from_one_command(self):
+        done = run(["generate", harness.smollm(), *QUESTION, *SMALL, "--nproc-per-node", 3, "--tp", 3], env=without_mpi())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Paris", done.stdout)
+        self.assertEqual(done.stdout.count("Paris"), 1)
+
+    def test_every_layout_gives_the_same_text(self):
+        prompt = ["--prompt", "Once upon a time", "--max-tokens", 24]
+        texts = {run(["generate", harness.smollm(), *prompt, *SMALL, "--nproc-per-node", n, *layout]).stdout
+                 for n, layout in ((1, []), (2, ["--pp", 2]))}
+        self.assertEqual(len(texts), 1)
+
+    def test_torchruns_variables(self):
+        port = free_port()
+        processes = []
+        for rank in range(2):
+            env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            processes.append(subprocess.Popen([binary(), "generate", harness.smollm(), *map(str, [*QUESTION, *SMALL])], env=env,
+                                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        (text, _), (nothing, _) = [process.communicate(timeout=120) for process in processes]
+        self.assertIn("Paris", text)
+        self.assertEqual(nothing, "")
+        self.assertEqual([process.returncode for process in processes], [0, 0])
+
+    def test_an_impossible_layout_is_refused_once(self):
+        done = run(["generate", harness.smollm(), "--prompt", "x", "--nproc-per-node", 2, "--tp", 3])
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(len(our_lines(done.stderr)), 1, done.stderr)
+
+    def test_mistakes_in_the_flags(self):
+        for flags, words in ((["--nnodes", 2], "--master-addr"),
+                             (["--nnodes", 2, "--node-rank", 2, "--master-addr", "127.0.0.1"], "numbered from 0"),
+                             (["--node-rank", 1], "--nnodes"),
+                             (["--nnodes", 2, "--master-addr", "192.0.2.1"], "LLM_DIST_LAUNCH_SECRET")):
+            with self.subTest(flags=flags):
+                done = run(["generate", harness.smollm(), "--prompt", "x", *flags])
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(words, done.stderr)
+
+
+class Serving(unittest.TestCase):
+    def setUp(self):
+        harness.smollm()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = pathlib.Path(folder.name)
+        self.log = self.dir / "log"
+        url_file = self.dir / "url"
+        with open(self.log, "wb") as log:
+            self.launcher = subprocess.Popen(
+                [binary(), "serve", harness.smollm(), "--port", "0", "--endpoint-file", str(url_file), "--served-model-name", "m",
+                 *map(str, SMALL), "--nproc-per-node", "2", "--tp", "2"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True)
+        self.addCleanup(self.end)
+        harness.wait_until(lambda: self.launcher.poll() is not None or url_file.exists(), harness.STARTUP_S, "it listens")
+        self.assertTrue(url_file.exists(), self.log.read_text())
+        self.url = urllib.parse.urlparse(url_file.read_text().strip())
+        harness.wait_until(lambda: self.status("/readyz") == 200, harness.STARTUP_S, "it is ready", interval_s=0.1)
+        self.ranks = children_of(self.launcher.pid)
+        self.assertEqual(len(self.ranks), 2)
+        self.exits = [harness.Exit(pid) for pid in self.ranks]
+
+    def end(self):
+        try:
+            os.killpg(self.launcher.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.launcher.wait(10)
+
+    def status(self, path):
+        connection = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def gone(self, limit_s):
+        return all(exit_.within(limit_s) for exit_ in self.exits)
+
+    def test_sigterm_drains(self):
+        self.launcher.send_signal(signal.SIGTERM)
+        self.assertEqual(self.launcher.wait(30), 0, self.log.read_text())
+        self.assertTrue(self.gone(0))
+        self.assertIn("draining", self.log.read_text())
+
+    def test_control_c_of_a_terminal_drains_once(self):
+        # The terminal signals the whole process group.
+        os.killpg(self.launcher.pid, signal.SIGINT)
+        self.assertEqual(self.launcher.wait(30), 0, self.log.read_text())
+        self.assertTrue(self.gone(0))
+
+    def test_a_killed_rank_ends_the_others_with_one_line(self):
+        os.kill(self.ranks[1], signal.SIGKILL)
+        self.assertTrue(self.gone(5), self.log.read_text())
+        self.assertIn(self.launcher.wait(10), (70, 137))
+        self.assertEqual(len(our_lines(self.log.read_text())), 1, self.log.read_text())
+
+    def test_a_killed_launcher_takes_its_ranks_along(self):
+        self.launcher.kill()
+        self.assertTrue(self.gone(5), self.log.read_text())
+
+
+class Doctor(unittest.TestCase):
+    def test_one_process(self):
+        done = run(["doctor", "--json", harness.smollm()])
+        self.assertIn(done.returncode, (0, 3), done.stdout)
+        report = json.loads(done.stdout)
+        self.assertEqual(report["rendezvous"], "none")
+        checks = {finding["check"] for finding in report["findings"]}
+        self.assertLessEqual({"ranks", "mpi", "shm", "memlock", "open files", "memory", "binding", "gpus", "model", "cache"}, checks)
+
+    def test_under_mpirun(self):
+        done = run(["doctor", "--json"], np=2)
+        report = json.loads(done.stdout[done.stdout.index("{"):])
+        self.assertEqual((report["launcher"], report["rendezvous"]), ("Open MPI", "mpi"))
+        self.assertIn("Open MPI", report["ranks"][1]["mpi"])
+        self.assertTrue(any(f["check"] == "collectives" and f["severity"] == "ok" for f in report["findings"]), done.stdout)
+
+    def test_the_shipped_mpirun_line(self):
+        harness.needs_mpirun()
+        with tempfile.NamedTemporaryFile("w", suffix=".hosts") as hosts:
+            hosts.write("localhost slots=2\n")
+            hosts.flush()
+            flags = "--oversubscribe" + (" --allow-run-as-root" if os.geteuid() == 0 else "")
+            done = subprocess.run([harness.ROOT / "launch/mpirun.sh", hosts.name, "doctor", "--json"], timeout=120,
+                                  env={**os.environ, "LLM_DIST": binary(), "MPIRUN_FLAGS": flags}, capture_output=True, text=True)
+        report = json.loads(done.stdout[done.stdout.index("{"):])
+        self.assertEqual(len(report["ranks"]), 2, done.stderr)
+        # Divided by llm-dist, not bound by mpirun.
+        self.assertEqual(report["ranks"][0]["cpus"], report["ranks"][1]["cpus"])
+
+    def test_binding_to_one_cpu_is_found(self):
+        done = run(["doctor", "--nproc-per-node", 2], prefix=["taskset", "-c", "0"])
+        self.assertEqual(done.returncode, 3, done.stdout)
+        self.assertRegex(done.stdout, r"warning\s+binding")
+        self.assertIn("→", done.stdout)
+
+    def test_a_model_that_is_not_there(self):
+        done = run(["doctor", "/no/such/model"])
+        self.assertEqual(done.returncode, 4, done.stdout)
+        self.assertRegex(done.stdout, r"error\s+model\s+/no/such/model cannot be read")
+
+    def test_a_limit_of_files(self):
+        done = run(["doctor"], prefix=["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"])
+        self.assertEqual(done.returncode, 3, done.stdout)
+        self.assertIn("256 open files", done.stdout)
+
+
+class Batch(unittest.TestCase):
+    def setUp(self):
+        harness.smollm()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.input = pathlib.Path(folder.name) / "in.jsonl"
+        self.output = pathlib.Path(folder.name) / "out.jsonl"
+
+    def command(self, *more):
+        return ["generate", harness.smollm(), "--input-file", self.input, "--output-file", self.output, *SMALL, *more]
+
+    def rows(self):
+        return {row["index"]: row for row in map(json.loads, self.output.read_text().splitlines())}
+
+    def test_lines_of_every_kind(self):
+        lines = [{"prompt": "The capital of France is", "max_tokens": 4},
+                 {"custom_id": "chat", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+                 "not json",
+                 {"prompt": "x", "max_token": 3},
+                 {"prompt": "x", "messages": []},
+                 {"prompt": "x", "max_tokens": "3"},
+                 {"prompt": "word " * 600, "max_tokens": 4},
+                 {"prompt": "Once", "ignore_eos": True, "max_tokens": 7}]
+        self.input.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        done = run(self.command("--max-tokens", 12))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = self.rows()
+        self.assertEqual(sorted(rows), list(range(len(lines))))
+        self.assertIn("Paris", rows[0]["text"])
+        self.assertIn("Paris", rows[1]["text"])
+        self.assertEqual(rows[1]["custom_id"], "chat")
+        self.assertEqual(rows[7]["usage"]["completion_tokens"], 7)
+        for index, words in ((2, "no JSON object"), (3, "max_tokens"), (4, "either prompt or messages"), (5, "max_tokens"),
+                             (6, "")):
+            self.assertIn(words, rows[index]["error"]["message"])
+        self.assertIn("8 lines answered (5 of them refused), 0 before", done.stderr)
+        before = self.output.read_text()
+        again = run(self.command())
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(self.output.read_text(), before)
+
+    def test_a_signal_keeps_what_is_done_and_the_rest_follows(self):
+        count = 16
+        self.input.write_text("".join(json.dumps({"prompt": f"Count from {i}:", "max_tokens": 64, "ignore_eos": True}) + "\n"
+                                      for i in range(count)))
+        command = [binary(), *map(str, self.command("--max-num-seqs", 2, "--nproc-per-node", 2, "--pp", 2))]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        harness.wait_until(lambda: self.output.exists() and self.output.read_text().count("\n") >= 2, 120, "two answers")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 75, errors)
+        before = self.rows()
+        self.assertLess(len(before), count)
+        done = run(self.command())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = self.rows()
+        self.assertEqual(sorted(rows), list(range(count)))
+        self.assertEqual({row["usage"]["completion_tokens"] for row in rows.values()}, {64})
+        for index, row in before.items():
+            self.assertEqual(rows[index], row)
+
+
+if __name__ == "__main__":
+    harness.main()
