@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <thread>
 
+#include "comm/mapped_files.h"
 #include "launch/idle.h"
 #include "launch/placement.h"
 #include "launch/profile_report.h"
@@ -164,6 +166,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   };
   if (leads()) parts.load_progress = [&bar](int64_t done, int64_t total) { bar.update(done, total); };
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
+  RETURN_IF_ERROR(note_library_files());
   if (!leads()) return ok_status();
   bar.finish();
   const checkpoint::ReadStats& read = engine_->load_stats();
@@ -173,6 +176,20 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
            engine_->options().num_blocks,
            options.block_size,
            engine::human_bytes(engine_->options().num_blocks * engine_->memory_plan().kv_block_bytes));
+  return ok_status();
+}
+
+Status RankProcess::note_library_files() {
+  if (size() == 1 || device_.device.type == DeviceType::kCpu) return ok_status();
+  std::string mine;
+  for (const std::string& file : comm::mapped_files(comm::kNcclSegmentPrefix)) mine += file + "\n";
+  ASSIGN_OR_RETURN(std::vector<std::string> all, gathered(mine));
+  const std::vector<comm::HostInfo>& hosts = world_->hosts();
+  for (size_t peer = 0; peer < all.size(); ++peer) {
+    if (hosts[peer].hostname != hosts[static_cast<size_t>(rank())].hostname) continue;
+    std::istringstream files(all[peer]);
+    for (std::string file; std::getline(files, file);) library_files_.push_back(file);
+  }
   return ok_status();
 }
 
@@ -261,6 +278,7 @@ void RankProcess::tell_clients(const Status& cause) {
 void RankProcess::exit_after_failure() {
   std::this_thread::sleep_for(kFarewell);
   flush_log();
+  for (const std::string& file : library_files_) unlink(file.c_str());
   // No destructors: they would wait for collectives that never end.
   _exit(kFailureExitCode);
 }

@@ -75,6 +75,7 @@ class RankProcess {
   Status start_traces(const EngineFlags& flags);
   Status write_profile();
   Result<std::vector<std::string>> gathered(const std::string& mine);
+  Status note_library_files();
   void on_peer_failure(comm::RankFailure failure);
   void tell_clients(const Status& cause);
   [[noreturn]] void exit_after_failure();
@@ -94,6 +95,8 @@ class RankProcess {
   engine::EngineHooks hooks_;
   ResolvedOptions resolved_;
   RankResources resources_;
+  // In /dev/shm, of all ranks of this host: when a rank dies, nobody else removes what NCCL put there.
+  std::vector<std::string> library_files_;
   bool agreed_on_error_ = false;
   std::mutex on_failure_mutex_;
   std::function<void(const Status&)> on_failure_;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs every tier of tests that this machine can run, and says which it cannot.
-# usage: scripts/test.sh [--full]     --full: also ThreadSanitizer, long fuzzing and soaks
+# usage: scripts/test.sh [--full]     --full: also Slurm, every fault and load case, ThreadSanitizer
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
 
@@ -39,21 +39,28 @@ export LLM_DIST_PYTHON=$repo_dir/.venv/bin/python3
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
 export LSAN_OPTIONS=suppressions=$repo_dir/tests/lsan.supp
 status=0
-ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 -LE gpu || status=1
+ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 -LE "gpu|slurm" || status=1
+tiers="cpu, ranks, fault" not_run=""
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
   ctest --test-dir build/release --output-on-failure --timeout 900 -j 1 -L gpu || status=1
-  echo "   tiers run: cpu, ranks, fault, gpu"
+  tiers+=", gpu"
 else
-  echo "   tiers run: cpu, ranks, fault. Not run: gpu (no NVIDIA GPU here)"
+  not_run="gpu (no NVIDIA GPU here)"
 fi
-
 if $full; then
+  phase "Tests (the long ones)"
+  tiers+=", slurm, tsan"
+  LLM_DIST_FULL=1 ctest --test-dir build/asan --output-on-failure --timeout 3600 -j 1 \
+    -R '^(fault|ranks_load|slurm)$' || status=1
   phase "ThreadSanitizer"
   run_logged build/log/configure-tsan.log cmake --preset tsan
   run_logged build/log/build-tsan.log cmake --build build/tsan -j "$jobs"
   TSAN_OPTIONS="suppressions=$repo_dir/tests/tsan.supp halt_on_error=0 exitcode=66" \
     ctest --test-dir build/tsan --output-on-failure --timeout 1800 -L cpu || status=1
+else
+  not_run+="${not_run:+, }slurm and tsan (--full)"
 fi
 end_phase
+echo "   tiers run: $tiers. Not run: ${not_run:-none}"
 printf '   all: %s s\n' "$(seconds_since "$started_at")"
 exit $status

@@ -14,8 +14,10 @@ def needs_namespaces():
     for program in ("ip", "nsenter", "unshare"):
         if shutil.which(program) is None:
             raise unittest.SkipTest(f"{program} is not installed")
-    if subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, timeout=10).returncode != 0:
-        raise unittest.SkipTest("this machine allows no namespaces")
+    for probe in (["true"], ["ip", "link", "add", "bridge", "type", "bridge"],
+                  ["ip", "link", "add", "here", "type", "veth", "peer", "name", "there"]):
+        if subprocess.run(["unshare", "--net", "--uts", *probe], capture_output=True, timeout=10).returncode != 0:
+            raise unittest.SkipTest(f"this machine allows no `{' '.join(probe)}` in a namespace")
 
 
 def run(*command):
