@@ -16,3 +16,4 @@ find_library(LLM_DIST_PROMETHEUS_LIBRARY prometheus-cpp-core REQUIRED)
 add_library(prometheus-cpp::core UNKNOWN IMPORTED)
 set_target_properties(prometheus-cpp::core PROPERTIES IMPORTED_LOCATION ${LLM_DIST_PROMETHEUS_LIBRARY}
                                                       INTERFACE_INCLUDE_DIRECTORIES ${LLM_DIST_PROMETHEUS_INCLUDE})
+find_package(SQLite3 3.37 REQUIRED)

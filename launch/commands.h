@@ -19,5 +19,12 @@ RunCommand add_bench(CLI::App& program);
 RunCommand add_plan(CLI::App& program);
 RunCommand add_convert(CLI::App& program);
 RunCommand add_doctor(CLI::App& program);
+RunCommand add_coordinator(CLI::App& program);
+RunCommand add_keep(CLI::App& program);
+RunCommand add_submit(CLI::App& program);
+RunCommand add_jobs(CLI::App& program);
+RunCommand add_logs(CLI::App& program);
+RunCommand add_cancel(CLI::App& program);
+RunCommand add_top(CLI::App& program);
 
 }  // namespace llm_dist::launch

@@ -103,6 +103,13 @@ int main(int argc, char** argv) {
       {"plan", llm_dist::launch::add_plan(program)},
       {"convert", llm_dist::launch::add_convert(program)},
       {"doctor", llm_dist::launch::add_doctor(program)},
+      {"coordinator", llm_dist::launch::add_coordinator(program)},
+      {"keep", llm_dist::launch::add_keep(program)},
+      {"submit", llm_dist::launch::add_submit(program)},
+      {"jobs", llm_dist::launch::add_jobs(program)},
+      {"logs", llm_dist::launch::add_logs(program)},
+      {"cancel", llm_dist::launch::add_cancel(program)},
+      {"top", llm_dist::launch::add_top(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   try {

@@ -9,6 +9,7 @@
 
 #include "launch/commands.h"
 #include "launch/rank_process.h"
+#include "launch/registration.h"
 #include "launch/shutdown_signal.h"
 #include "launch/text_model.h"
 #include "src/base/log.h"
@@ -87,6 +88,7 @@ Status serve_requests(const ServeFlags& flags,
              text.chat_template ? &*text.chat_template : nullptr,
              model_info(flags, process));
   log_info("ready at {}", api.url());
+  std::unique_ptr<Registration> registration = register_with_coordinator(api.url());
 
   std::string why = signal.wait();
   log_info("{}: draining for at most {} s", why, flags.shutdown_timeout_seconds);

@@ -54,6 +54,7 @@ constexpr std::array kReasons = {
     Reason{405, "Method Not Allowed"},
     Reason{408, "Request Timeout"},
     Reason{409, "Conflict"},
+    Reason{412, "Precondition Failed"},
     Reason{413, "Content Too Large"},
     Reason{415, "Unsupported Media Type"},
     Reason{417, "Expectation Failed"},

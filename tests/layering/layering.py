@@ -44,6 +44,7 @@ VENDOR = [
     (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),
     (r"hwloc\.h", ["launch"]),
     (r"CLI/.*", ["launch"]),
+    (r"sqlite3\.h", ["cluster/store", "tests/cluster"]),
 ]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)

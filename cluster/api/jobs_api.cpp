@@ -1,0 +1,383 @@
+#include "cluster/api/jobs_api.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+
+#include "cluster/api/api_reply.h"
+#include "cluster/api/job_json.h"
+#include "cluster/attempt_plan.h"
+#include "cluster/job_spec.h"
+#include "cluster/local_launcher.h"
+#include "src/base/format.h"
+#include "src/http/digest.h"
+#include "src/http/sse.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+constexpr int kMaxPage = 1000;
+constexpr int kMaxWaitSeconds = 60;
+constexpr size_t kMaxKeyBytes = 255;
+constexpr int kMaxRaces = 16;
+constexpr std::streamsize kLogBytes = 1 << 20;
+
+Result<int64_t> parse_number(const std::string& text, const char* name, int64_t low, int64_t high) {
+  int64_t value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+    return invalid_argument(format("'{}' must be a number from {} to {}", name, low, high));
+  }
+  return value;
+}
+
+// The version in an entity tag: "\"7\"" or "W/\"7\"". Nothing else was ever given out.
+Result<int64_t> parse_etag(std::string_view tag, const char* header) {
+  if (tag.starts_with("W/")) tag.remove_prefix(2);
+  if (tag.size() < 3 || tag.front() != '"' || tag.back() != '"') {
+    return invalid_argument(format("{} must be one entity tag, as ETag gave it", header));
+  }
+  return parse_number(std::string(tag.substr(1, tag.size() - 2)), header, 1, INT64_MAX);
+}
+
+Result<std::string> idempotency_key(const http::Request& request) {
+  const std::string* key = request.headers.find("Idempotency-Key");
+  if (key == nullptr) return std::string();
+  bool printable = std::all_of(key->begin(), key->end(), [](char c) { return c >= ' ' && c < 0x7f; });
+  if (!key->empty() && key->size() <= kMaxKeyBytes && printable) return *key;
+  return invalid_argument(format("Idempotency-Key must be 1 to {} printable characters", kMaxKeyBytes));
+}
+
+Result<JobFilter> parse_filter(const http::Request& request) {
+  JobFilter filter;
+  if (std::string limit = request.query_param("limit"); !limit.empty()) {
+    ASSIGN_OR_RETURN(int64_t value, parse_number(limit, "limit", 1, kMaxPage));
+    filter.limit = static_cast<int>(value);
+  }
+  if (std::string after = request.query_param("after"); !after.empty()) {
+    ASSIGN_OR_RETURN(filter.before, parse_job_name(after));
+  }
+  if (std::string project = request.query_param("project"); !project.empty()) filter.project = project;
+  if (std::string type = request.query_param("type"); !type.empty()) {
+    ASSIGN_OR_RETURN(filter.kind, parse_job_kind(type));
+  }
+  std::string states = request.query_param("state");
+  while (!states.empty()) {
+    size_t comma = states.find(',');
+    ASSIGN_OR_RETURN(JobState state, parse_job_state(states.substr(0, comma)));
+    if (std::find(filter.states.begin(), filter.states.end(), state) == filter.states.end()) {
+      filter.states.push_back(state);
+    }
+    states = comma == std::string::npos ? "" : states.substr(comma + 1);
+  }
+  return filter;
+}
+
+http::Response job_reply(const Job& job) {
+  return {.headers = {{"ETag", format("\"{}\"", job.version)}}, .body = render_job(job)};
+}
+
+}  // namespace
+
+http::Handler JobsApi::on_worker(Method method) {
+  return [this, method](http::Request request, WriterPtr writer) {
+    auto shared = std::make_shared<http::Request>(std::move(request));
+    bool queued = parts_.workers.run([this, method, shared, writer] { (this->*method)(*shared, writer); });
+    if (!queued) writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
+  };
+}
+
+void JobsApi::add_routes(http::Router& router) {
+  // Parsing is short and the commit has a thread of its own: a submission needs no worker.
+  router.add("POST", "/v1/jobs", [this](const http::Request& request, const WriterPtr& writer) {
+    submit(request, writer);
+  });
+  router.add("GET", "/v1/jobs", on_worker(&JobsApi::list));
+  router.add("GET", "/v1/jobs/{id}", on_worker(&JobsApi::get));
+  router.add("GET", "/v1/jobs/{id}/events", on_worker(&JobsApi::events));
+  router.add("GET", "/v1/jobs/{id}/attempts", on_worker(&JobsApi::attempts));
+  router.add("GET", "/v1/jobs/{id}/logs", on_worker(&JobsApi::logs));
+  router.add("POST", "/v1/jobs/{id}/retry", on_worker(&JobsApi::retry));
+  constexpr std::pair<const char*, Action> kActions[] = {
+      {"cancel", Action::kCancel}, {"suspend", Action::kSuspend}, {"resume", Action::kResume}};
+  for (const auto& [name, action] : kActions) {
+    router.add("POST",
+               format("/v1/jobs/{id}/{}", name),
+               [this, which = action](http::Request request, const WriterPtr& writer) {
+                 auto shared = std::make_shared<http::Request>(std::move(request));
+                 bool queued =
+                     parts_.workers.run([this, which, shared, writer] { act(which, *shared, writer); });
+                 if (!queued)
+                   writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
+               });
+  }
+}
+
+void JobsApi::submit(const http::Request& request, const WriterPtr& writer) {
+  std::string param;
+  Result<SubmitJob> job = parse_job_request(request.body, parts_.catalogue, parts_.now_us(), param);
+  if (!job.ok()) {
+    bool no_model = job.status().code() == StatusCode::kNotFound;
+    writer->send(error_reply({.status = no_model ? 404 : 400,
+                              .message = job.status().message(),
+                              .param = param,
+                              .code = no_model ? "model_not_found" : ""}));
+    return;
+  }
+  Result<std::string> key = idempotency_key(request);
+  if (!key.ok()) {
+    writer->send(error_reply(key.status()));
+    return;
+  }
+  job.value().idempotency.key = key.value();
+  submit(std::move(job).value(), writer);
+}
+
+void JobsApi::submit(SubmitJob job, const WriterPtr& writer) {
+  InFlight flight{job.project, job.idempotency.key};
+  if (!flight.second.empty()) {
+    std::lock_guard lock(mutex_);
+    if (!in_flight_.insert(flight).second) {
+      writer->send(error_reply({.status = 409,
+                                .message = "a request with this Idempotency-Key is being carried out",
+                                .code = "idempotency_key_in_flight",
+                                .retry_after_s = 1}));
+      return;
+    }
+  }
+  parts_.commit.enqueue(parts_.now_us(), std::move(job), [this, flight, writer](const Outcome& outcome) {
+    {
+      std::lock_guard lock(mutex_);
+      in_flight_.erase(flight);
+    }
+    answer_submission(outcome, writer);
+  });
+}
+
+void JobsApi::answer_submission(const Outcome& outcome, const WriterPtr& writer) {
+  if (!outcome.ok()) {
+    bool mismatch = outcome.status().code() == StatusCode::kInvalidArgument;
+    writer->send(mismatch ? error_reply({.status = 422,
+                                         .message = outcome.status().message(),
+                                         .code = "idempotency_key_reused"})
+                          : error_reply(outcome.status()));
+    return;
+  }
+  Result<Job> job = parts_.store.job(outcome.value().id);
+  if (!job.ok()) {
+    writer->send(error_reply(job.status()));
+    return;
+  }
+  http::Response response{
+      .status = 201,
+      .headers = {{"ETag", "\"1\""}, {"Location", "/v1/jobs/" + job_name(job.value().id)}},
+      .body = render_submitted(job.value())};
+  if (outcome.value().replayed) response.headers.add("Idempotent-Replayed", "true");
+  writer->send(response);
+}
+
+void JobsApi::list(const http::Request& request, const WriterPtr& writer) {
+  Result<JobFilter> filter = parse_filter(request);
+  if (!filter.ok()) {
+    writer->send(error_reply({.status = 400, .message = filter.status().message()}));
+    return;
+  }
+  size_t limit = filter.value().limit;
+  ++filter.value().limit;  // one more tells whether there are more
+  Result<std::vector<Job>> jobs = parts_.store.jobs(filter.value());
+  if (!jobs.ok()) {
+    writer->send(error_reply(jobs.status()));
+    return;
+  }
+  bool has_more = jobs.value().size() > limit;
+  if (has_more) jobs.value().resize(limit);
+  writer->send({.body = render_job_list(jobs.value(), has_more)});
+}
+
+void JobsApi::get(const http::Request& request, const WriterPtr& writer) {
+  Result<JobId> id = parse_job_name(request.path_param("id"));
+  Result<Job> job = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
+  if (!job.ok()) {
+    writer->send(error_reply(job.status()));
+    return;
+  }
+  std::optional<int64_t> seen;
+  if (const std::string* tag = request.headers.find("If-None-Match")) {
+    // A tag that is none of ours matches nothing.
+    if (Result<int64_t> version = parse_etag(*tag, "If-None-Match"); version.ok()) seen = version.value();
+  }
+  std::string wait = request.query_param("wait");
+  if (wait.empty()) wait = "0";
+  Result<int64_t> seconds = parse_number(wait, "wait", 0, kMaxWaitSeconds);
+  if (!seconds.ok()) {
+    writer->send(error_reply(seconds.status()));
+    return;
+  }
+  if (seconds.value() == 0) {
+    bool unchanged = seen && *seen == job.value().version;
+    http::Response response = job_reply(job.value());
+    if (unchanged) response = {.status = 304, .content_type = "", .headers = response.headers};
+    writer->send(response);
+    return;
+  }
+  auto poll =
+      make_long_poll(writer, id.value(), seen, Deadline::after(std::chrono::seconds(seconds.value())));
+  if (!parts_.feed.add(id.value(), std::move(poll))) {
+    writer->send(error_reply(resource_exhausted("too many requests wait for jobs")));
+  }
+}
+
+void JobsApi::events(const http::Request& request, const WriterPtr& writer) {
+  Result<JobId> id = parse_job_name(request.path_param("id"));
+  Result<Job> job = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
+  if (!job.ok()) {
+    writer->send(error_reply(job.status()));
+    return;
+  }
+  const std::string* last = request.headers.find("Last-Event-ID");
+  std::string after_text = last != nullptr && !last->empty() ? *last : request.query_param("after");
+  Result<int64_t> after = parse_number(after_text.empty() ? "0" : after_text, "Last-Event-ID", 0, INT64_MAX);
+  if (!after.ok()) {
+    writer->send(error_reply(after.status()));
+    return;
+  }
+  if (request.query_param("stream") == "false") {
+    Result<std::vector<Event>> events = parts_.store.events(id.value(), after.value(), kMaxPage);
+    writer->send(events.ok() ? http::Response{.body = render_event_list(events.value(),
+                                                                        events.value().size() == kMaxPage)}
+                             : error_reply(events.status()));
+    return;
+  }
+  if (is_terminal(job.value().state) && after.value() >= job.value().version) {
+    // Nothing will ever follow: 204 is what stops an EventSource from coming back.
+    writer->send({.status = 204, .content_type = ""});
+    return;
+  }
+  writer->start_stream(200, http::sse_headers());
+  parts_.feed.add(id.value(), make_event_stream(writer, id.value(), after.value()));
+}
+
+void JobsApi::attempts(const http::Request& request, const WriterPtr& writer) {
+  Result<JobId> id = parse_job_name(request.path_param("id"));
+  Result<Job> job = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
+  Result<std::vector<Attempt>> attempts =
+      job.ok() ? parts_.store.attempts(id.value()) : Result<std::vector<Attempt>>(job.status());
+  writer->send(attempts.ok() ? http::Response{.body = render_attempts(attempts.value())}
+                             : error_reply(attempts.status()));
+}
+
+void JobsApi::logs(const http::Request& request, const WriterPtr& writer) {
+  Result<JobId> id = parse_job_name(request.path_param("id"));
+  Result<Job> job = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
+  if (!job.ok()) return void(writer->send(error_reply(job.status())));
+  std::string attempt_text = request.query_param("attempt");
+  std::string offset_text = request.query_param("offset");
+  Result<int64_t> attempt = attempt_text.empty()
+                                ? Result<int64_t>(job.value().attempt)
+                                : parse_number(attempt_text, "attempt", 1, job.value().attempt);
+  Result<int64_t> offset = parse_number(offset_text.empty() ? "0" : offset_text, "offset", 0, INT64_MAX);
+  if (!attempt.ok() || !offset.ok()) {
+    return void(writer->send(error_reply(attempt.ok() ? offset.status() : attempt.status())));
+  }
+  std::string folder = attempt_folder({.folder = parts_.attempts_folder}, job.value().id, attempt.value());
+  std::ifstream file(log_file_of(folder), std::ios::binary);
+  std::string text(kLogBytes, '\0');
+  file.seekg(offset.value());
+  file.read(text.data(), kLogBytes);
+  text.resize(std::max<std::streamsize>(0, file.gcount()));
+  writer->send(
+      {.content_type = "text/plain; charset=utf-8",
+       .headers = {{"X-Next-Offset", std::to_string(offset.value() + static_cast<int64_t>(text.size()))}},
+       .body = text});
+}
+
+Result<std::optional<ChangeJob>> JobsApi::change_for(Action action, const Job& job) const {
+  using enum JobState;
+  ChangeJob change{.job = job.id, .expected_version = job.version, .to = job.state, .intent = job.intent};
+  bool held = job.state == kStarting || job.state == kRunning;  // an attempt must end first
+  bool waits = job.state == kQueued || job.state == kRecovering;
+  switch (action) {
+    case Action::kCancel:
+      if (job.state == kCancelling || job.state == kCancelled) return std::optional<ChangeJob>();
+      change.to = job.state == kQueued || job.state == kSuspended ? kCancelled : kCancelling;
+      change.intent = Intent::kNone;
+      change.reason = "cancelled_by_user";
+      if (may_become(job.state, change.to)) return std::optional(change);
+      break;
+    case Action::kSuspend:
+      if (job.state == kSuspended || (held && job.intent == Intent::kSuspend))
+        return std::optional<ChangeJob>();
+      change.reason = "suspended_by_user";
+      if (waits) change.to = kSuspended;
+      if (held) change.intent = Intent::kSuspend;
+      if (waits || held) return std::optional(change);
+      break;
+    case Action::kResume:
+      if (waits || (held && job.intent == Intent::kNone)) return std::optional<ChangeJob>();
+      change.reason = "resumed_by_user";
+      change.intent = Intent::kNone;
+      if (job.state == kSuspended) change.to = kQueued;
+      if (held || job.state == kSuspended) return std::optional(change);
+      break;
+  }
+  return failed_precondition(format("{} is {}: too late for that", job_name(job.id), job.state));
+}
+
+void JobsApi::act(Action action, const http::Request& request, const WriterPtr& writer) {
+  const std::string* match = request.headers.find("If-Match");
+  Result<int64_t> expected = match == nullptr ? Result<int64_t>(0) : parse_etag(*match, "If-Match");
+  Result<JobId> id = parse_job_name(request.path_param("id"));
+  Status status = id.ok() ? expected.status() : id.status();
+  // The supervisor changes jobs too: what it did in between is looked at again.
+  for (int race = 0; status.ok() && race < kMaxRaces; ++race) {
+    Result<Job> job = parts_.store.job(id.value());
+    if (!job.ok()) {
+      status = job.status();
+      break;
+    }
+    if (expected.value() != 0 && expected.value() != job.value().version) {
+      writer->send(error_reply(
+          {.status = 412,
+           .message =
+               format("{} has changed since: it is at version {}", job_name(id.value()), job.value().version),
+           .code = "version_mismatch"}));
+      return;
+    }
+    Result<std::optional<ChangeJob>> change = change_for(action, job.value());
+    if (!change.ok()) {
+      status = change.status();
+      break;
+    }
+    if (!change.value()) return void(writer->send(job_reply(job.value())));
+    Outcome outcome = parts_.commit.commit(parts_.now_us(), *change.value());
+    if (outcome.ok()) {
+      Result<Job> now = parts_.store.job(id.value());
+      return void(writer->send(now.ok() ? job_reply(now.value()) : error_reply(now.status())));
+    }
+    if (outcome.status().code() != StatusCode::kFailedPrecondition) status = outcome.status();
+  }
+  if (status.ok()) status = unavailable("the job changes too fast: try again");
+  writer->send(error_reply(status));
+}
+
+void JobsApi::retry(const http::Request& request, const WriterPtr& writer) {
+  Result<JobId> id = parse_job_name(request.path_param("id"));
+  Result<Job> old = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
+  Result<std::string> key = idempotency_key(request);
+  if (!old.ok() || !key.ok()) {
+    writer->send(error_reply(old.ok() ? key.status() : old.status()));
+    return;
+  }
+  const Job& job = old.value();
+  submit({.project = job.project,
+          .kind = job.kind,
+          .spec = job.spec,
+          .priority = job.priority,
+          .expires_us = job.expires_us == 0 ? 0 : parts_.now_us() + job.expires_us - job.created_us,
+          .retry_of = job.id,
+          .idempotency = {.key = key.value(),
+                          .body_hash = http::sha256_hex("POST /v1/jobs/" + job_name(job.id) + "/retry")}},
+         writer);
+}
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,60 @@
+// The jobs API: /v1/jobs and what stands below it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "cluster/api/event_feed.h"
+#include "cluster/api/workers.h"
+#include "cluster/catalogue.h"
+#include "cluster/clock.h"
+#include "cluster/store/group_commit.h"
+#include "src/http/router.h"
+
+namespace llm_dist::cluster {
+
+class JobsApi {
+ public:
+  struct Parts {
+    Store& store;
+    GroupCommit& commit;
+    EventFeed& feed;
+    Workers& workers;
+    const Catalogue& catalogue;
+    std::string attempts_folder{};  // where attempts keep their logs
+    WallClock now_us = system_time_us;
+  };
+  explicit JobsApi(Parts parts) : parts_(std::move(parts)) {}
+
+  void add_routes(http::Router& router);
+
+ private:
+  enum class Action : uint8_t { kCancel, kSuspend, kResume };
+  // A submission whose commit is under way.
+  using InFlight = std::pair<std::string, std::string>;  // project, key
+
+  void submit(const http::Request& request, const WriterPtr& writer);
+  void submit(SubmitJob job, const WriterPtr& writer);
+  void answer_submission(const Outcome& outcome, const WriterPtr& writer);
+  void list(const http::Request& request, const WriterPtr& writer);
+  void get(const http::Request& request, const WriterPtr& writer);
+  void events(const http::Request& request, const WriterPtr& writer);
+  void attempts(const http::Request& request, const WriterPtr& writer);
+  void logs(const http::Request& request, const WriterPtr& writer);
+  void act(Action action, const http::Request& request, const WriterPtr& writer);
+  void retry(const http::Request& request, const WriterPtr& writer);
+  // The change that the action means for a job; nothing when it is so already.
+  Result<std::optional<ChangeJob>> change_for(Action action, const Job& job) const;
+
+  using Method = void (JobsApi::*)(const http::Request&, const WriterPtr&);
+  http::Handler on_worker(Method method);
+
+  Parts parts_;
+  std::mutex mutex_;
+  std::set<InFlight> in_flight_;
+};
+
+}  // namespace llm_dist::cluster

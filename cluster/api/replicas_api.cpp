@@ -1,0 +1,76 @@
+#include "cluster/api/replicas_api.h"
+
+#include <nlohmann/json.hpp>
+
+#include "cluster/api/api_reply.h"
+#include "src/base/format.h"
+#include "src/http/digest.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+struct Enrolment {
+  JobId job = 0;
+  int64_t attempt = 0;
+  std::string secret;
+  std::string endpoint;
+};
+
+Result<Enrolment> parse_enrolment(const std::string& text) {
+  nlohmann::json body = nlohmann::json::parse(text, nullptr, false);
+  auto has_text = [&](const char* name) { return body.contains(name) && body[name].is_string(); };
+  bool whole = body.is_object() && has_text("job") && has_text("secret") && has_text("endpoint") &&
+               body.contains("attempt") && body["attempt"].is_number_integer();
+  if (!whole) return invalid_argument("needs 'job', 'attempt', 'secret' and 'endpoint'");
+  Enrolment enrolment{.attempt = body["attempt"], .secret = body["secret"], .endpoint = body["endpoint"]};
+  ASSIGN_OR_RETURN(enrolment.job, parse_job_name(body["job"].get<std::string>()));
+  if (!enrolment.endpoint.starts_with("http://") && !enrolment.endpoint.starts_with("https://")) {
+    return invalid_argument("'endpoint' must be an http:// or https:// URL");
+  }
+  return enrolment;
+}
+
+}  // namespace
+
+void ReplicasApi::add_routes(http::Router& router) {
+  router.add("POST", "/v1/replicas", [this](http::Request request, const WriterPtr& writer) {
+    auto shared = std::make_shared<http::Request>(std::move(request));
+    bool queued = parts_.workers.run([this, shared, writer] { enrol(*shared, writer); });
+    if (!queued) writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
+  });
+}
+
+void ReplicasApi::enrol(const http::Request& request, const WriterPtr& writer) {
+  Result<Enrolment> parsed = parse_enrolment(request.body);
+  if (!parsed.ok()) return void(writer->send(error_reply(parsed.status())));
+  const Enrolment& enrolment = parsed.value();
+  Result<Job> job = parts_.store.job(enrolment.job);
+  Result<std::vector<Attempt>> attempts = parts_.store.attempts(enrolment.job);
+  // Whoever lacks the secret learns nothing else.
+  ApiError refused{.status = 403, .message = "no such attempt, or not its secret", .code = "bad_secret"};
+  if (!job.ok() || !attempts.ok() || attempts.value().empty())
+    return void(writer->send(error_reply(refused)));
+  const Attempt& attempt = attempts.value().back();
+  bool proved = http::secure_equal(http::sha256_hex(enrolment.secret), attempt.secret_hash);
+  if (attempt.number != enrolment.attempt || !proved) return void(writer->send(error_reply(refused)));
+  if (attempt.endpoint == enrolment.endpoint) return void(writer->send({.body = R"({"registered":true})"}));
+  if (!attempt.endpoint.empty() || attempt.state != AttemptState::kStarting ||
+      job.value().state != JobState::kStarting) {
+    return void(
+        writer->send(error_reply(failed_precondition("the attempt has registered already, or is over"))));
+  }
+  Outcome outcome = parts_.commit.commit(
+      parts_.now_us(),
+      ChangeJob{
+          .job = enrolment.job,
+          .expected_version = job.value().version,
+          .attempt = enrolment.attempt,
+          .to = JobState::kRunning,
+          .intent = job.value().intent,
+          .reason = "registered",
+          .attempt_change = AttemptChange{.state = AttemptState::kRunning, .endpoint = enrolment.endpoint}});
+  writer->send(outcome.ok() ? http::Response{.body = R"({"registered":true})"}
+                            : error_reply(outcome.status()));
+}
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,84 @@
+#include "cluster/attempt_plan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "cluster/job_spec.h"
+#include "src/base/format.h"
+#include "src/http/digest.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+constexpr int kSecretBytes = 32;
+
+void add_number(std::vector<std::string>& arguments, const char* flag, int value) {
+  if (value > 0) arguments.insert(arguments.end(), {flag, std::to_string(value)});
+}
+
+}  // namespace
+
+Result<AttemptSecrets> AttemptSecrets::open(const std::string& file) {
+  int made = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (made >= 0) {
+    std::string secret = http::random_hex(kSecretBytes);
+    bool written = ::write(made, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
+    written = fsync(made) == 0 && written;
+    ::close(made);
+    if (!written) return failed_precondition(format("{}: {}", file, strerror(errno)));
+  }
+  std::string secret;
+  if (!(std::ifstream(file) >> secret) || secret.size() != 2 * kSecretBytes) {
+    return failed_precondition(format("{} holds no secret: remove it to have a new one made", file));
+  }
+  return AttemptSecrets(std::move(secret));
+}
+
+std::string AttemptSecrets::derive(const char* use, JobId job, int64_t attempt) const {
+  return http::sha256_hex(format("{}|{}|{}|{}", root_, use, job, attempt));
+}
+
+std::string attempt_mark(const AttemptPlaces& places, JobId job, int64_t attempt) {
+  return format("{}:{}:{}", places.store_path, job_name(job), attempt);
+}
+std::string attempt_folder(const AttemptPlaces& places, JobId job, int64_t attempt) {
+  return format("{}/{}/{}", places.folder, job_name(job), attempt);
+}
+std::string result_file_of(const std::string& folder) { return folder + "/result.json"; }
+
+Result<LaunchRequest> plan_attempt(const Job& job,
+                                   int64_t attempt,
+                                   const Catalogue& catalogue,
+                                   const AttemptPlaces& places,
+                                   const AttemptSecrets& secrets) {
+  JobSpec spec = read_job_spec(job.spec);
+  ASSIGN_OR_RETURN(CatalogueModel model, catalogue.find(spec.model));
+  std::string folder = attempt_folder(places, job.id, attempt);
+  LaunchRequest request{
+      .mark = attempt_mark(places, job.id, attempt), .folder = folder, .num_ranks = spec.num_ranks()};
+  std::vector<std::string>& arguments = request.arguments;
+  if (job.kind == JobKind::kBench) {
+    arguments = {"bench", spec.bench, model.path, "--save-result", result_file_of(folder)};
+    if (!spec.batch.empty()) arguments.insert(arguments.end(), {"--batch", spec.batch});
+    add_number(arguments, "--input-len", spec.input_len);
+    add_number(arguments, "--output-len", spec.output_len);
+  } else {
+    arguments = {"serve", model.path, "--port", "0", "--served-model-name", spec.model};
+    add_number(arguments, "--max-model-len", spec.max_model_len);
+    add_number(arguments, "--max-num-seqs", spec.max_num_seqs);
+    request.environment = {{"LLM_DIST_API_KEY", secrets.api_key(job.id, attempt)},
+                           {"LLM_DIST_REGISTER_URL", places.url + "/v1/replicas"},
+                           {"LLM_DIST_REGISTER_AS", format("{} {}", job_name(job.id), attempt)},
+                           {"LLM_DIST_REGISTER_SECRET", secrets.registration(job.id, attempt)}};
+  }
+  arguments.insert(arguments.end(), {"--tp", std::to_string(spec.tp), "--pp", std::to_string(spec.pp)});
+  arguments.insert(arguments.end(), model.arguments.begin(), model.arguments.end());
+  return request;
+}
+
+}  // namespace llm_dist::cluster

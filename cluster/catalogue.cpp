@@ -1,0 +1,77 @@
+#include "cluster/catalogue.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "src/base/format.h"
+#include "src/base/nearest.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxRanks = 1024;
+
+Result<CatalogueModel> read_model(const json& value, const std::filesystem::path& folder) {
+  constexpr std::string_view kFields[] = {"path", "arguments", "max_ranks"};
+  if (!value.is_object()) return invalid_argument("must be an object");
+  CatalogueModel model;
+  for (const auto& [name, field] : value.items()) {
+    bool right = true;
+    if (name == "path") {
+      right = field.is_string() && !field.get_ref<const std::string&>().empty();
+      if (right) model.path = (folder / field.get<std::string>()).string();
+    } else if (name == "arguments") {
+      right = field.is_array() &&
+              std::all_of(field.begin(), field.end(), [](const json& a) { return a.is_string(); });
+      if (right) model.arguments = field.get<std::vector<std::string>>();
+    } else if (name == "max_ranks") {
+      right = field.is_number_integer() && field.get<int64_t>() >= 1 && field.get<int64_t>() <= kMaxRanks;
+      if (right) model.max_ranks = field.get<int>();
+    } else {
+      return invalid_argument(
+          format("unknown field '{}': did you mean '{}'?", name, nearest_word(name, kFields)));
+    }
+    if (!right) return invalid_argument(format("'{}' has the wrong type or value", name));
+  }
+  if (model.path.empty()) return invalid_argument("'path' is missing");
+  return model;
+}
+
+}  // namespace
+
+Result<Catalogue> Catalogue::read(const std::string& file) {
+  std::ifstream stream(file);
+  if (!stream) return not_found(format("cannot read the catalogue {}", file));
+  json root = json::parse(stream, nullptr, false);
+  if (!root.is_object() || root.size() != 1 || !root.contains("models") || !root["models"].is_object()) {
+    return invalid_argument(format("{}: must be {\"models\": {NAME: {\"path\": PATH}}}", file));
+  }
+  std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
+  std::map<std::string, CatalogueModel> models;
+  for (const auto& [name, value] : root["models"].items()) {
+    Result<CatalogueModel> model = read_model(value, folder);
+    if (!model.ok()) return model.status().with_context(format("{}: model '{}'", file, name));
+    models[name] = std::move(model).value();
+  }
+  if (models.empty()) return invalid_argument(format("{} names no model", file));
+  return Catalogue(std::move(models));
+}
+
+Result<CatalogueModel> Catalogue::find(const std::string& name) const {
+  auto found = models_.find(name);
+  if (found != models_.end()) return found->second;
+  std::string known;
+  for (const auto& [each, model] : models_) known += (known.empty() ? "" : ", ") + each;
+  return not_found(format("no model '{}' in the catalogue; there are: {}", name, known));
+}
+
+std::vector<std::string> Catalogue::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, model] : models_) names.push_back(name);
+  return names;
+}
+
+}  // namespace llm_dist::cluster

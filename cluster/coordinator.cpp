@@ -1,0 +1,246 @@
+#include "cluster/coordinator.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "cluster/api/api_reply.h"
+#include "cluster/api/jobs_api.h"
+#include "cluster/api/replicas_api.h"
+#include "cluster/local_launcher.h"
+#include "cluster/store/sqlite_store.h"
+#include "cluster/supervisor.h"
+#include "src/base/format.h"
+#include "src/base/log.h"
+#include "src/http/digest.h"
+#include "src/http/server.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+constexpr int kReaderThreads = 2;
+constexpr size_t kMaxBodyBytes = 1 << 20;
+constexpr auto kTick = std::chrono::milliseconds(250);
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+// The keys' digests: comparing those leaks nothing, not even lengths.
+class KeyCheck {
+ public:
+  explicit KeyCheck(const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) digests_.push_back(http::sha256_hex(key));
+  }
+  bool allows(const http::Request& request) const {
+    if (digests_.empty()) return true;
+    constexpr std::string_view kScheme = "Bearer ";
+    const std::string* header = request.headers.find("Authorization");
+    if (header == nullptr || header->size() < kScheme.size()) return false;
+    if (!http::equals_ignoring_case(std::string_view(*header).substr(0, kScheme.size()), kScheme))
+      return false;
+    std::string sent = http::sha256_hex(std::string_view(*header).substr(kScheme.size()));
+    bool allowed = false;
+    for (const std::string& digest : digests_) allowed |= http::secure_equal(sent, digest);
+    return allowed;
+  }
+
+ private:
+  std::vector<std::string> digests_;
+};
+
+// Probes need no key, and a replica proves itself with its attempt's secret.
+bool is_open_path(const std::string& path) {
+  return path == "/livez" || path == "/readyz" || path == "/version" || path == "/v1/replicas";
+}
+
+}  // namespace
+
+class Coordinator::Impl {
+ public:
+  Impl(CoordinatorOptions options, std::unique_ptr<Store> store, Catalogue catalogue, AttemptSecrets secrets)
+      : options_(std::move(options)),
+        keys_(options_.api_keys),
+        store_(std::move(store)),
+        catalogue_(std::move(catalogue)),
+        secrets_(std::move(secrets)),
+        launcher_(make_local_launcher({.program = options_.program,
+                                       .store_path = options_.store_path,
+                                       .num_slots = options_.num_slots,
+                                       .orphan_seconds = options_.orphan_seconds})),
+        watch_(make_http_watch()),
+        feed_(*store_),
+        jobs_api_({.store = *store_,
+                   .commit = commit_,
+                   .feed = feed_,
+                   .workers = workers_,
+                   .catalogue = catalogue_,
+                   .attempts_folder = attempts_folder()}),
+        replicas_api_({.store = *store_, .commit = commit_, .workers = workers_}),
+        commit_(*store_, {.on_changed = [this](const std::vector<JobId>& jobs) { changed(jobs); }}),
+        workers_(kReaderThreads),
+        router_(render_http_error) {}
+  ~Impl() { stop(Deadline::after(std::chrono::seconds(0))); }
+
+  Status serve();
+  void stop(Deadline deadline);
+  const http::Server& server() const { return *server_; }
+
+ private:
+  void add_routes();
+  void handle(http::Request request, WriterPtr writer);
+  void show_metrics(const WriterPtr& writer);
+  void changed(const std::vector<JobId>& jobs);
+  void supervise();
+  std::string attempts_folder() const { return options_.store_path + ".jobs"; }
+
+  const CoordinatorOptions options_;
+  KeyCheck keys_;
+  std::unique_ptr<Store> store_;
+  Catalogue catalogue_;
+  AttemptSecrets secrets_;
+  std::unique_ptr<Launcher> launcher_;
+  std::unique_ptr<ReplicaWatch> watch_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool woken_ = false;     // under mutex_
+  bool stopping_ = false;  // under mutex_
+  EventFeed feed_;
+  JobsApi jobs_api_;
+  ReplicasApi replicas_api_;
+  GroupCommit commit_;  // what is queued when it ends still calls the above
+  Workers workers_;     // likewise
+  http::Router router_;
+  std::unique_ptr<http::Server> server_;
+  std::thread supervisor_;
+};
+
+Status Coordinator::Impl::serve() {
+  add_routes();
+  http::ServerOptions http;
+  http.host = options_.host;
+  http.port = options_.port;
+  http.tls_cert_file = options_.ssl_certfile;
+  http.tls_key_file = options_.ssl_keyfile;
+  http.max_body_bytes = kMaxBodyBytes;
+  http.render_error = render_http_error;
+  ASSIGN_OR_RETURN(server_, http::Server::create(http, [this](http::Request request, WriterPtr writer) {
+                     handle(std::move(request), std::move(writer));
+                   }));
+  supervisor_ = std::thread([this] { supervise(); });
+  return ok_status();
+}
+
+void Coordinator::Impl::stop(Deadline deadline) {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (supervisor_.joinable()) supervisor_.join();
+  if (server_ == nullptr) return;
+  Status closed = server_->shutdown(deadline);
+  if (!closed.ok()) log_debug("{}", closed.message());
+}
+
+void Coordinator::Impl::add_routes() {
+  router_.add(
+      "GET", "/livez", [](const http::Request&, const WriterPtr& writer) { writer->send({.body = "{}"}); });
+  router_.add(
+      "GET", "/readyz", [](const http::Request&, const WriterPtr& writer) { writer->send({.body = "{}"}); });
+  router_.add("GET", "/version", [this](const http::Request&, const WriterPtr& writer) {
+    writer->send({.body = format(R"({"version":"{}"})", options_.version)});
+  });
+  router_.add("GET", "/metrics", [this](const http::Request&, const WriterPtr& writer) {
+    if (!workers_.run([this, writer] { show_metrics(writer); })) {
+      writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
+    }
+  });
+  jobs_api_.add_routes(router_);
+  replicas_api_.add_routes(router_);
+}
+
+void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
+  if (!is_open_path(request.path) && !keys_.allows(request)) {
+    writer->send(error_reply({.status = 401,
+                              .message = "an API key is needed: send 'Authorization: Bearer KEY'",
+                              .code = "invalid_api_key"}));
+    return;
+  }
+  router_(std::move(request), std::move(writer));
+}
+
+void Coordinator::Impl::show_metrics(const WriterPtr& writer) {
+  Result<JobCounts> counts = store_->counts();
+  if (!counts.ok()) return void(writer->send(error_reply(counts.status())));
+  std::string text = "# HELP llm_dist_jobs Jobs by state.\n# TYPE llm_dist_jobs gauge\n";
+  for (int i = 0; i < kNumJobStates; ++i) {
+    auto state = static_cast<JobState>(i);
+    text += format("llm_dist_jobs{state=\"{}\"} {}\n", state, counts.value().of(state));
+  }
+  text += format(
+      "# HELP llm_dist_coordinator_epoch Counts up with each coordinator of this store.\n"
+      "# TYPE llm_dist_coordinator_epoch gauge\nllm_dist_coordinator_epoch {}\n",
+      store_->epoch());
+  text += format(
+      "# HELP llm_dist_store_queue Changes that wait to be written.\n"
+      "# TYPE llm_dist_store_queue gauge\nllm_dist_store_queue {}\n",
+      commit_.num_queued());
+  writer->send({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = text});
+}
+
+void Coordinator::Impl::changed(const std::vector<JobId>& jobs) {
+  feed_.changed(jobs);
+  {
+    std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
+  wake_.notify_all();
+}
+
+void Coordinator::Impl::supervise() {
+  Supervisor supervisor(
+      {.store = *store_,
+       .commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); },
+       .launcher = *launcher_,
+       .watch = *watch_,
+       .catalogue = catalogue_,
+       .places = {.store_path = options_.store_path, .folder = attempts_folder(), .url = server_->url()},
+       .secrets = secrets_});
+  while (true) {
+    Status status = supervisor.tick();
+    if (!status.ok()) log_error("supervision: {}", status.to_string());
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, kTick, [this] { return stopping_ || woken_; });
+    if (stopping_) return;
+    woken_ = false;
+    lock.unlock();
+    // A burst of submissions is one look, not one each.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Coordinator::~Coordinator() = default;
+uint16_t Coordinator::port() const { return impl_->server().port(); }
+std::string Coordinator::url() const { return impl_->server().url(); }
+void Coordinator::stop(Deadline deadline) { impl_->stop(deadline); }
+
+Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions& options) {
+  if (!is_loopback(options.host) && options.api_keys.empty()) {
+    return invalid_argument(
+        format("--host {} lets other machines in, and no API key is set: give --api-key-file FILE or the "
+               "environment "
+               "variable LLM_DIST_API_KEY, or listen on 127.0.0.1",
+               options.host));
+  }
+  ASSIGN_OR_RETURN(Catalogue catalogue, Catalogue::read(options.catalogue_file));
+  ASSIGN_OR_RETURN(std::unique_ptr<Store> store, open_sqlite_store({.path = options.store_path}));
+  ASSIGN_OR_RETURN(AttemptSecrets secrets, AttemptSecrets::open(options.store_path + ".secret"));
+  auto impl = std::make_unique<Impl>(options, std::move(store), std::move(catalogue), std::move(secrets));
+  RETURN_IF_ERROR(impl->serve());
+  return std::unique_ptr<Coordinator>(new Coordinator(std::move(impl)));
+}
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,47 @@
+// Coordinator: a store, the API in front of it and the supervisor behind it, put together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/base/status.h"
+
+namespace llm_dist::cluster {
+
+struct CoordinatorOptions {
+  std::string store_path{};      // see default_store_path()
+  std::string catalogue_file{};  // see Catalogue
+  std::string program{};         // llm-dist, started for each attempt
+  std::string version{};
+  int num_slots = 1;        // ranks at a time on this machine
+  int orphan_seconds = 60;  // replicas end when no coordinator has come back by then
+
+  std::string host = "127.0.0.1";
+  uint16_t port = 8080;
+  std::string ssl_certfile{};
+  std::string ssl_keyfile{};
+  std::vector<std::string> api_keys{};  // none: whoever reaches the port may do everything
+};
+
+class Coordinator {
+ public:
+  // Serves when it returns. The errors are those of open_sqlite_store, Catalogue::read and
+  // http::Server::create; invalid_argument: other machines could reach it and nothing asks for a key.
+  static Result<std::unique_ptr<Coordinator>> start(const CoordinatorOptions& options);
+  // Leaves replicas running: the next coordinator of this store goes on with them.
+  ~Coordinator();
+
+  uint16_t port() const;
+  std::string url() const;
+  void stop(Deadline deadline);
+
+ private:
+  class Impl;
+  explicit Coordinator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,47 @@
+// Launcher: starts the processes of one attempt, finds them again, ends them. Local processes today; a batch
+// system is another implementation.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "src/base/status.h"
+
+namespace llm_dist::cluster {
+
+struct LaunchRequest {
+  // Marks every process of the attempt, in its environment: what carries the mark and belongs to no attempt
+  // that lives is ended.
+  std::string mark;
+  std::string folder;                  // of the attempt: its log, its exit code, its results
+  std::vector<std::string> arguments;  // of llm-dist
+  std::vector<std::pair<std::string, std::string>> environment{};
+  int num_ranks = 1;
+};
+
+struct Observation {
+  bool running = false;
+  // Of what has ended; absent when nobody was there to see it.
+  std::optional<int> exit_code{};
+};
+
+enum class StopMode : uint8_t { kTerminate, kKill };
+
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+  virtual std::string_view name() const = 0;
+  virtual int num_slots() const = 0;
+  // The handle by which it is found again, also by another coordinator process on this machine.
+  virtual Result<std::string> launch(const LaunchRequest& request) = 0;
+  virtual Observation observe(const std::string& handle, const std::string& folder) = 0;
+  // Asks; observe() tells when it has happened.
+  virtual void stop(const std::string& handle, StopMode mode) = 0;
+  // Kills whatever carries the mark. The number of processes that it found.
+  virtual int sweep(const std::string& mark) = 0;
+};
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,216 @@
+#include "cluster/local_launcher.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "src/base/format.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+// A process by what no other one ever shares: its id and when it started.
+struct Process {
+  pid_t pid = 0;
+  std::string start;
+
+  std::string handle() const { return format("{} {}", pid, start); }
+  static Process parse(const std::string& handle) {
+    Process process;
+    std::istringstream(handle) >> process.pid >> process.start;
+    return process;
+  }
+};
+
+// proc(5): field 3 is the state, field 22 the start, counted after the name in parentheses.
+struct Stat {
+  std::string state;
+  std::string start;
+};
+std::optional<Stat> read_stat(pid_t pid) {
+  std::ifstream file(format("/proc/{}/stat", pid));
+  std::string line;
+  if (pid <= 0 || !std::getline(file, line)) return std::nullopt;
+  std::istringstream fields(line.substr(line.rfind(')') + 1));
+  std::vector<std::string> words{std::istream_iterator<std::string>(fields), {}};
+  constexpr size_t kStart = 22 - 3;
+  if (words.size() <= kStart) return std::nullopt;
+  return Stat{words[0], words[kStart]};
+}
+
+bool is_alive(const Process& process) {
+  std::optional<Stat> stat = read_stat(process.pid);
+  return stat && stat->start == process.start && stat->state != "Z";
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> result;
+  for (std::string& word : words) result.push_back(word.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+// Only what a program needs to run: nothing of a batch system's or an MPI's that the coordinator was started
+// under.
+std::vector<std::string> clean_environment(const LaunchRequest& request) {
+  constexpr const char* kKept[] = {
+      "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"};
+  std::vector<std::string> environment;
+  for (const char* name : kKept) {
+    if (const char* value = std::getenv(name)) environment.push_back(format("{}={}", name, value));
+  }
+  environment.push_back(format("{}={}", kMarkVariable, request.mark));
+  for (const auto& [name, value] : request.environment) environment.push_back(format("{}={}", name, value));
+  return environment;
+}
+
+class LocalLauncher : public Launcher {
+ public:
+  explicit LocalLauncher(LocalLauncherOptions options) : options_(std::move(options)) {}
+
+  std::string_view name() const override { return "local"; }
+  int num_slots() const override { return options_.num_slots; }
+  Result<std::string> launch(const LaunchRequest& request) override;
+  Observation observe(const std::string& handle, const std::string& folder) override;
+  void stop(const std::string& handle, StopMode mode) override;
+  int sweep(const std::string& mark) override;
+
+ private:
+  std::vector<std::string> command(const LaunchRequest& request) const;
+  LocalLauncherOptions options_;
+};
+
+std::vector<std::string> LocalLauncher::command(const LaunchRequest& request) const {
+  std::vector<std::string> words = {options_.program,
+                                    "keep",
+                                    "--exit-file",
+                                    exit_file_of(request.folder),
+                                    "--owner",
+                                    options_.store_path,
+                                    "--orphan-seconds",
+                                    std::to_string(options_.orphan_seconds),
+                                    "--"};
+  if (request.num_ranks > 1) {
+    words.insert(words.end(), {"mpirun", "-np", std::to_string(request.num_ranks), "--bind-to", "none"});
+    words.emplace_back("--oversubscribe");  // the slots are counted here, not by mpirun
+    if (getuid() == 0) words.emplace_back("--allow-run-as-root");
+  }
+  words.push_back(options_.program);
+  words.insert(words.end(), request.arguments.begin(), request.arguments.end());
+  return words;
+}
+
+// A spawn's attributes and file actions, destroyed with it.
+struct Spawn {
+  explicit Spawn(const std::string& log_file) {
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(
+        &actions, STDOUT_FILENO, log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND, S_IRUSR | S_IWUSR);
+    posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+    posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+    sigset_t none;
+    sigset_t all;
+    sigemptyset(&none);
+    sigfillset(&all);
+    posix_spawnattr_setsigmask(&attributes, &none);
+    posix_spawnattr_setsigdefault(&attributes, &all);
+    posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  }
+  ~Spawn() {
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+  }
+  Spawn(const Spawn&) = delete;
+  Spawn& operator=(const Spawn&) = delete;
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+};
+
+Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
+  std::error_code error;
+  std::filesystem::create_directories(request.folder, error);
+  if (error) return failed_precondition(format("{}: {}", request.folder, error.message()));
+  std::vector<std::string> words = command(request);
+  std::vector<std::string> environment = clean_environment(request);
+  Spawn spawn(log_file_of(request.folder));
+  pid_t pid = 0;
+  int failed = posix_spawn(&pid,
+                           options_.program.c_str(),
+                           &spawn.actions,
+                           &spawn.attributes,
+                           pointers(words).data(),
+                           pointers(environment).data());
+  if (failed != 0)
+    return failed_precondition(format("cannot start {}: {}", options_.program, strerror(failed)));
+  std::optional<Stat> stat = read_stat(pid);
+  if (!stat) return internal_error(format("process {} was not seen in /proc", pid));
+  return Process{pid, stat->start}.handle();
+}
+
+Observation LocalLauncher::observe(const std::string& handle, const std::string& folder) {
+  Process process = Process::parse(handle);
+  // A child of this process stays a zombie until it is asked after; a former coordinator's is none of ours.
+  if (process.pid > 0) waitpid(process.pid, nullptr, WNOHANG);
+  if (is_alive(process)) return {.running = true};
+  Observation ended;
+  int code = 0;
+  if (std::ifstream(exit_file_of(folder)) >> code) ended.exit_code = code;
+  return ended;
+}
+
+void LocalLauncher::stop(const std::string& handle, StopMode mode) {
+  Process process = Process::parse(handle);
+  if (is_alive(process)) kill(process.pid, mode == StopMode::kKill ? SIGQUIT : SIGTERM);
+}
+
+int LocalLauncher::sweep(const std::string& mark) {
+  std::vector<int> found = processes_with(kMarkVariable, mark);
+  for (int pid : found) kill(pid, SIGKILL);
+  return static_cast<int>(found.size());
+}
+
+}  // namespace
+
+std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options) {
+  return std::make_unique<LocalLauncher>(std::move(options));
+}
+
+std::string exit_file_of(const std::string& folder) { return folder + "/exit"; }
+std::string log_file_of(const std::string& folder) { return folder + "/log"; }
+
+std::vector<int> processes_with(const std::string& name, const std::string& value) {
+  std::vector<int> found;
+  std::error_code error;
+  std::string wanted = name + "=" + value;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    std::string file = entry.path().filename();
+    int pid = 0;
+    auto [end, failed] = std::from_chars(file.data(), file.data() + file.size(), pid);
+    if (failed != std::errc() || end != file.data() + file.size() || pid == getpid()) continue;
+    std::ifstream environment(entry.path() / "environ", std::ios::binary);
+    for (std::string variable; std::getline(environment, variable, '\0');) {
+      if (variable == wanted) {
+        found.push_back(pid);
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,30 @@
+// Attempts as processes of this machine: a keeper (`llm-dist keep`) in a session of its own, below it mpirun,
+// below that the ranks. The keeper outlives the coordinator and notes the exit code.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cluster/launcher.h"
+
+namespace llm_dist::cluster {
+
+struct LocalLauncherOptions {
+  std::string program;      // llm-dist itself
+  std::string store_path;   // whose lock tells keepers that a coordinator lives
+  int num_slots = 1;        // ranks at a time
+  int orphan_seconds = 60;  // without any coordinator, then a keeper ends its attempt
+};
+
+std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options);
+
+// Where a keeper writes the exit code of its command.
+std::string exit_file_of(const std::string& folder);
+std::string log_file_of(const std::string& folder);
+
+// The processes whose environment has NAME=VALUE, without this one.
+std::vector<int> processes_with(const std::string& name, const std::string& value);
+
+inline constexpr const char* kMarkVariable = "LLM_DIST_ATTEMPT";
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,27 @@
+// Whether replicas answer: a thread asks each one's /livez. The replica itself knows whether its steps make
+// progress.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "src/base/clock.h"
+
+namespace llm_dist::cluster {
+
+class ReplicaWatch {
+ public:
+  virtual ~ReplicaWatch() = default;
+  // Begins to ask, or goes on asking.
+  virtual void watch(const std::string& endpoint) = 0;
+  virtual void forget(const std::string& endpoint) = 0;
+  // How long it has not said that it is well; 0 when the last answer did.
+  virtual int64_t failing_us(const std::string& endpoint) = 0;
+};
+
+// Every replica each `period`; an answer may take `timeout`.
+std::unique_ptr<ReplicaWatch> make_http_watch(Duration period = std::chrono::seconds(1),
+                                              Duration timeout = std::chrono::seconds(2));
+
+}  // namespace llm_dist::cluster

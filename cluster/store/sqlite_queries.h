@@ -1,0 +1,19 @@
+// Reading a store. Internal to this folder.
+#pragma once
+
+#include <vector>
+
+#include "cluster/store/sqlite.h"
+#include "cluster/store/store.h"
+
+namespace llm_dist::cluster {
+
+Result<Job> query_job(Database& database, JobId id);
+Result<std::vector<Job>> query_jobs(Database& database, const JobFilter& filter);
+Result<std::vector<Event>> query_events(Database& database, JobId job, int64_t after, int limit);
+Result<std::vector<Attempt>> query_attempts(Database& database, JobId job);
+Result<JobCounts> query_counts(Database& database);
+Result<std::vector<Job>> query_waiting(Database& database, int limit);
+Result<std::vector<Job>> query_overdue(Database& database, int64_t now_us, int limit);
+
+}  // namespace llm_dist::cluster

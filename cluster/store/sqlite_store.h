@@ -1,0 +1,20 @@
+// The store in one SQLite file: WAL with synchronous=FULL, one writing connection, one reading connection.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cluster/store/store.h"
+
+namespace llm_dist::cluster {
+
+struct SqliteStoreOptions {
+  std::string path;
+  std::string vfs{};  // name of a registered SQLite VFS whose files are not the kernel's; empty: the kernel's
+};
+
+// Makes the file if it is missing, migrates an older schema, takes the next epoch. failed_precondition: a
+// network file system, a newer schema, another coordinator; data_loss: not a store of ours, or a broken one.
+Result<std::unique_ptr<Store>> open_sqlite_store(const SqliteStoreOptions& options);
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,64 @@
+// Store: where the coordinator keeps what must outlive it. Several implementations pass the same tests.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cluster/store/command.h"
+#include "cluster/store/job.h"
+#include "src/base/status.h"
+
+namespace llm_dist::cluster {
+
+// A command on its way through the store.
+struct Pending {
+  Command command;
+  Outcome outcome = unavailable("not carried out");
+};
+
+struct JobFilter {
+  std::optional<std::string> project{};
+  std::optional<JobKind> kind{};
+  std::vector<JobState> states{};  // empty: all
+  JobId before = 0;                // only ids below it; 0: from the newest
+  int limit = 20;
+};
+
+struct JobCounts {
+  std::array<int64_t, kNumJobStates> by_state{};
+  int64_t of(JobState state) const { return by_state[static_cast<size_t>(state)]; }
+};
+
+// Thread-safe. Reads see only what is durable.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  // Counts up each time that a coordinator opens the store; commands must carry it.
+  virtual int64_t epoch() const = 0;
+
+  // Carries out the commands in order, all in one transaction and each by itself: one that fails leaves the
+  // others alone. Durable when it returns. Every outcome is set and certain: if the commit's own outcome is
+  // unknown it is looked up before this returns. The Status is an error when nothing was written, and then
+  // every outcome is that error.
+  virtual Status apply(std::span<Pending> batch) = 0;
+
+  virtual Result<Job> job(JobId id) = 0;
+  // Newest first.
+  virtual Result<std::vector<Job>> jobs(const JobFilter& filter) = 0;
+  // Those after number `after`, oldest first.
+  virtual Result<std::vector<Event>> events(JobId job, int64_t after, int limit) = 0;
+  virtual Result<std::vector<Attempt>> attempts(JobId job) = 0;
+  virtual Result<JobCounts> counts() = 0;
+  // QUEUED jobs in the order in which they should start: by priority, where ten minutes of waiting count as
+  // much as one step of priority, so that nobody waits for ever.
+  virtual Result<std::vector<Job>> waiting(int limit) = 0;
+  // QUEUED and SUSPENDED jobs whose time is over.
+  virtual Result<std::vector<Job>> overdue(int64_t now_us, int limit) = 0;
+};
+
+}  // namespace llm_dist::cluster

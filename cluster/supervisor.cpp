@@ -1,0 +1,312 @@
+#include "cluster/supervisor.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cluster/job_spec.h"
+#include "src/base/format.h"
+#include "src/base/log.h"
+#include "src/http/digest.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using enum JobState;
+
+constexpr int kActiveAtOnce = 10'000;
+constexpr int kWaitingAtOnce = 64;
+constexpr const char* kLost = "launch_interrupted";
+
+bool holds_slots(const Job& job) {
+  return job.state == kStarting || job.state == kRunning || job.state == kCancelling ||
+         job.state == kFinalizing;
+}
+
+}  // namespace
+
+int64_t backoff_us(const SupervisorOptions& options, JobId job, int num_failures) {
+  int64_t wait = options.backoff_us;
+  for (int i = 1; i < num_failures && wait < options.max_backoff_us; ++i) wait *= 2;
+  wait = std::min(wait, options.max_backoff_us);
+  // Knuth's multiplicative hash: jobs that failed together do not come back together.
+  uint64_t mixed =
+      (static_cast<uint64_t>(job) * 0x9E3779B97F4A7C15ULL) ^ (static_cast<uint64_t>(num_failures) << 17);
+  constexpr int64_t kSteps = 401;
+  int64_t jitter = static_cast<int64_t>((mixed >> 20) % kSteps) - kSteps / 2;  // per mille, ±200
+  return wait + wait * jitter / 1000;
+}
+
+Status Supervisor::tick() {
+  JobFilter active{.states = {kStarting, kRunning, kCancelling, kFinalizing, kRecovering},
+                   .limit = kActiveAtOnce};
+  ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.jobs(active));
+  std::reverse(jobs.begin(), jobs.end());  // oldest first
+  slots_used_ = 0;
+  for (const Job& job : jobs) {
+    if (holds_slots(job)) slots_used_ += read_job_spec(job.spec).num_ranks();
+  }
+  for (const Job& job : jobs) RETURN_IF_ERROR(look_after(job));
+  RETURN_IF_ERROR(expire_waiting());
+  return start_waiting();
+}
+
+Status Supervisor::look_after(const Job& job) {
+  if (job.state == kFinalizing) return finish(job);
+  if (job.attempt == 0) return end_resting(job);
+  ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
+  const Attempt& attempt = attempts.back();
+  if (attempt.state != AttemptState::kEnded) return look_after_attempt(job, attempt);
+  return job.state == kRecovering ? start_recovering(job) : end_resting(job);
+}
+
+// A job that is being cancelled and has nothing left to stop.
+Status Supervisor::end_resting(const Job& job) {
+  if (job.state != kCancelling) return ok_status();
+  return write({.job = job.id, .expected_version = job.version, .to = kCancelled, .reason = job.reason});
+}
+
+Status Supervisor::look_after_attempt(const Job& job, const Attempt& attempt) {
+  // The launch was written down first; without a handle nobody knows how far it came.
+  if (attempt.handle.empty()) return attempt_lost(job, attempt);
+  // A measurement runs as soon as it is started; a replica once it has registered.
+  if (job.kind == JobKind::kBench && job.state == kStarting) {
+    return write({.job = job.id,
+                  .expected_version = job.version,
+                  .attempt = attempt.number,
+                  .to = kRunning,
+                  .intent = job.intent,
+                  .reason = "launched",
+                  .attempt_change = AttemptChange{.state = AttemptState::kRunning}});
+  }
+  Live& live = live_[job.id];
+  if (live.attempt != attempt.number) live = {.attempt = attempt.number};
+  Observation seen =
+      parts_.launcher.observe(attempt.handle, attempt_folder(parts_.places, job.id, attempt.number));
+  if (!seen.running) return attempt_ended(job, attempt, seen);
+  if (live.endpoint != attempt.endpoint) {
+    live.endpoint = attempt.endpoint;
+    parts_.watch.watch(live.endpoint);
+  }
+  if (std::optional<std::string> why = why_to_stop(job, attempt)) stop(attempt, live, *why);
+  return ok_status();
+}
+
+std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt& attempt) {
+  const Live& live = live_.at(job.id);
+  int64_t now = parts_.now_us();
+  if (job.state == kCancelling) return "cancelled";
+  if (job.intent == Intent::kSuspend) return "suspended";
+  if (!live.why.empty()) return live.why;
+  if (job.expires_us != 0 && job.expires_us <= now) return "expired";
+  if (job.state == kStarting && now - attempt.started_us > parts_.options.start_timeout_us)
+    return "start_timeout";
+  if (!live.endpoint.empty() && parts_.watch.failing_us(live.endpoint) > parts_.options.unresponsive_us) {
+    return "unresponsive";
+  }
+  return std::nullopt;
+}
+
+void Supervisor::stop(const Attempt& attempt, Live& live, const std::string& why) {
+  live.why = why;
+  int64_t now = parts_.now_us();
+  // What does not answer will not listen either.
+  bool at_once = why == "unresponsive";
+  if (live.stop_us == 0) {
+    live.stop_us = now;
+    parts_.launcher.stop(attempt.handle, at_once ? StopMode::kKill : StopMode::kTerminate);
+    live.killed = at_once;
+  } else if (!live.killed && now - live.stop_us > parts_.options.kill_after_us) {
+    parts_.launcher.stop(attempt.handle, StopMode::kKill);
+    live.killed = true;
+  }
+}
+
+Status Supervisor::attempt_lost(const Job& job, const Attempt& attempt) {
+  int found = parts_.launcher.sweep(attempt_mark(parts_.places, job.id, attempt.number));
+  log_warning("{}: attempt {} was being launched when a coordinator ended; {} processes of it ended",
+              job_name(job.id),
+              attempt.number,
+              found);
+  ChangeJob change{.job = job.id, .expected_version = job.version, .attempt = attempt.number};
+  change.attempt_change = AttemptChange{.state = AttemptState::kEnded, .reason = kLost, .exit_code = -1};
+  return settle(job, std::move(change), kLost);
+}
+
+Status Supervisor::attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen) {
+  // Without an exit code its keeper was killed, and what the keeper kept may live.
+  if (!seen.exit_code) parts_.launcher.sweep(attempt_mark(parts_.places, job.id, attempt.number));
+  std::string why = live_.at(job.id).why;
+  if (why.empty()) why = "process_exit";
+  int code = seen.exit_code.value_or(-1);
+  ChangeJob change{.job = job.id, .expected_version = job.version, .attempt = attempt.number};
+  change.message = code < 0 ? "the exit code is unknown" : format("exit code {}", code);
+  change.attempt_change = AttemptChange{.state = AttemptState::kEnded, .reason = why, .exit_code = code};
+  forget(job.id);
+  return settle(job, std::move(change), why);
+}
+
+// What becomes of a job whose attempt is over.
+Status Supervisor::settle(const Job& job, ChangeJob change, const std::string& why) {
+  if (job.state == kCancelling) {
+    change.to = kCancelled;
+    change.reason = job.reason;
+  } else if (job.kind == JobKind::kBench && change.attempt_change->exit_code == 0 && job.state == kRunning) {
+    change.to = kFinalizing;
+    change.reason = "completed";
+  } else if (job.intent == Intent::kSuspend) {
+    change.to = kSuspended;
+    change.reason = "suspended_by_user";
+  } else if (why == "expired" && job.state == kRunning) {
+    change.to = kFinalizing;
+    change.reason = "expired";
+  } else {
+    return settle_failure(job, std::move(change), why);
+  }
+  return write(std::move(change));
+}
+
+Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::string& why) {
+  ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
+  // What a crash of ours interrupted is not the job's failure.
+  auto failures = std::count_if(
+      attempts.begin(), attempts.end(), [](const Attempt& attempt) { return attempt.reason != kLost; });
+  bool over = job.kind == JobKind::kBench ? failures >= parts_.options.max_attempts
+                                          : quick_failures(attempts) >= parts_.options.max_quick_failures;
+  change.to = over && why != kLost ? kFailed : kRecovering;
+  change.reason = change.to == kRecovering      ? why
+                  : job.kind == JobKind::kBench ? "attempts_exhausted"
+                                                : "crash_loop";
+  return write(std::move(change));
+}
+
+// The newest attempts in a row that did not live long; one that has not ended yet ends now.
+int Supervisor::quick_failures(const std::vector<Attempt>& attempts) const {
+  int count = 0;
+  for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
+    int64_t ended = attempt->ended_us == 0 ? parts_.now_us() : attempt->ended_us;
+    if (ended - attempt->started_us >= parts_.options.stable_us) break;
+    if (attempt->reason != kLost) ++count;
+  }
+  return count;
+}
+
+Status Supervisor::finish(const Job& job) {
+  ChangeJob change{.job = job.id, .expected_version = job.version, .to = kSucceeded, .reason = "completed"};
+  std::string folder = attempt_folder(parts_.places, job.id, job.attempt);
+  if (job.reason == "expired") {
+    change.to = kExpired;
+    change.reason = "expired";
+  } else if (std::error_code error; !std::filesystem::exists(result_file_of(folder), error)) {
+    change.to = kFailed;
+    change.reason = "no_result";
+    change.message = "the measurement ended well and left no result";
+  }
+  return write(std::move(change));
+}
+
+Status Supervisor::expire_waiting() {
+  ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.overdue(parts_.now_us(), kActiveAtOnce));
+  for (const Job& job : jobs) {
+    RETURN_IF_ERROR(
+        write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"}));
+  }
+  return ok_status();
+}
+
+Status Supervisor::start_recovering(const Job& job) {
+  if (job.expires_us != 0 && job.expires_us <= parts_.now_us()) {
+    return write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"});
+  }
+  ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
+  int64_t due =
+      attempts.back().ended_us + backoff_us(parts_.options, job.id, std::max(1, quick_failures(attempts)));
+  if (parts_.now_us() < due) return ok_status();
+  return start_if_room(job).status();
+}
+
+Status Supervisor::start_waiting() {
+  ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.waiting(kWaitingAtOnce));
+  for (const Job& job : jobs) {
+    // Nobody overtakes: a large job would otherwise wait for ever.
+    ASSIGN_OR_RETURN(bool room, start_if_room(job));
+    if (!room) break;
+  }
+  return ok_status();
+}
+
+// False: it has to wait for slots.
+Result<bool> Supervisor::start_if_room(const Job& job) {
+  int ranks = read_job_spec(job.spec).num_ranks();
+  int slots = parts_.launcher.num_slots();
+  if (ranks > slots) {
+    RETURN_IF_ERROR(write({.job = job.id,
+                           .expected_version = job.version,
+                           .to = kFailed,
+                           .reason = "needs_more_slots",
+                           .message = format("{} ranks, and there are {} slots", ranks, slots)}));
+    return true;
+  }
+  if (slots_used_ + ranks > slots) return false;
+  slots_used_ += ranks;
+  RETURN_IF_ERROR(start(job));
+  return true;
+}
+
+Status Supervisor::start(const Job& job) {
+  int64_t number = job.attempt + 1;
+  Result<LaunchRequest> plan = plan_attempt(job, number, parts_.catalogue, parts_.places, parts_.secrets);
+  if (!plan.ok()) {
+    return write({.job = job.id,
+                  .expected_version = job.version,
+                  .to = kFailed,
+                  .reason = "model_not_found",
+                  .message = plan.status().message()});
+  }
+  Outcome begun =
+      parts_.commit(StartAttempt{.job = job.id,
+                                 .expected_version = job.version,
+                                 .launcher = std::string(parts_.launcher.name()),
+                                 .secret_hash = http::sha256_hex(parts_.secrets.registration(job.id, number)),
+                                 .slots = plan.value().num_ranks});
+  // A user was faster: the next tick sees what there is.
+  if (!begun.ok())
+    return begun.status().code() == StatusCode::kFailedPrecondition ? ok_status() : begun.status();
+  Result<std::string> handle = parts_.launcher.launch(plan.value());
+  if (!handle.ok()) {
+    return write({.job = job.id,
+                  .attempt = number,
+                  .to = kRecovering,
+                  .reason = "launch_failed",
+                  .message = handle.status().message(),
+                  .attempt_change = AttemptChange{
+                      .state = AttemptState::kEnded, .reason = "launch_failed", .exit_code = -1}});
+  }
+  log_info("{}: attempt {} with {} ranks", job_name(job.id), number, plan.value().num_ranks);
+  Outcome found =
+      parts_.commit(ChangeAttempt{.job = job.id, .attempt = number, .change = {.handle = handle.value()}});
+  return found.status();
+}
+
+// A change that came too late is no error: the next tick sees the newer state.
+Status Supervisor::write(ChangeJob change) {
+  JobId id = change.job;
+  JobState to = change.to;
+  std::string reason = change.reason;
+  Outcome outcome = parts_.commit(std::move(change));
+  if (outcome.ok()) {
+    log_info("{}: {} ({})", job_name(id), to, reason);
+    return ok_status();
+  }
+  if (outcome.status().code() != StatusCode::kFailedPrecondition) return outcome.status();
+  log_debug("{} does not become {}: {}", job_name(id), to, outcome.status().message());
+  return ok_status();
+}
+
+void Supervisor::forget(JobId job) {
+  auto live = live_.find(job);
+  if (live == live_.end()) return;
+  if (!live->second.endpoint.empty()) parts_.watch.forget(live->second.endpoint);
+  live_.erase(live);
+}
+
+}  // namespace llm_dist::cluster

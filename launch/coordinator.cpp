@@ -1,0 +1,101 @@
+// `llm-dist coordinator`: jobs over an API, replicas that are looked after.
+#include "cluster/coordinator.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "cluster/store/location.h"
+#include "launch/commands.h"
+#include "launch/shutdown_signal.h"
+#include "src/base/log.h"
+#include "src/server/server_options.h"
+
+namespace llm_dist::launch {
+namespace {
+
+constexpr double kCloseSeconds = 2;
+
+struct CoordinatorFlags {
+  cluster::CoordinatorOptions options;
+  std::string endpoint_file;
+  std::string api_key_file;
+};
+
+Status collect_keys(CoordinatorFlags& flags) {
+  if (!flags.api_key_file.empty()) {
+    ASSIGN_OR_RETURN(flags.options.api_keys, server::read_api_keys(flags.api_key_file));
+  }
+  if (const char* key = std::getenv("LLM_DIST_API_KEY"); key != nullptr && *key != '\0') {
+    flags.options.api_keys.emplace_back(key);
+  }
+  return ok_status();
+}
+
+// Whole or not at all: who waits for the file reads a complete address.
+Status write_endpoint(const std::string& path, const std::string& url) {
+  if (path.empty()) return ok_status();
+  std::string part = path + ".part";
+  std::ofstream(part) << url << "\n";
+  std::error_code error;
+  std::filesystem::rename(part, path, error);
+  return error ? failed_precondition(format("--endpoint-file {}: {}", path, error.message())) : ok_status();
+}
+
+Status serve(CoordinatorFlags& flags, ShutdownSignal& signal) {
+  RETURN_IF_ERROR(collect_keys(flags));
+  flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
+  flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
+  ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
+  RETURN_IF_ERROR(write_endpoint(flags.endpoint_file, coordinator->url()));
+  log_info("coordinator at {}, store {}", coordinator->url(), flags.options.store_path);
+  std::string why = signal.wait();
+  log_info("{}: running jobs go on without a coordinator for {} s", why, flags.options.orphan_seconds);
+  coordinator->stop(Deadline::after_seconds(kCloseSeconds));
+  return ok_status();
+}
+
+int run(CoordinatorFlags flags) {
+  ShutdownSignal signal;
+  Status status = serve(flags, signal);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
+  return 1;
+}
+
+}  // namespace
+
+RunCommand add_coordinator(CLI::App& program) {
+  auto flags = std::make_shared<CoordinatorFlags>();
+  flags->options.store_path = cluster::default_store_path();
+  flags->options.num_slots = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  flags->options.version = LLM_DIST_VERSION;
+  CLI::App* app = program.add_subcommand("coordinator", "Take jobs over an API and run them");
+  app->add_option("--catalogue", flags->options.catalogue_file, "JSON file of the models that jobs may name")
+      ->required();
+  app->add_option("--store", flags->options.store_path, "The durable store, on a local disk")
+      ->capture_default_str();
+  app->add_option("--slots", flags->options.num_slots, "Ranks that may run at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  app->add_option("--orphan-seconds",
+                  flags->options.orphan_seconds,
+                  "Jobs end when no coordinator has come back for so long")
+      ->capture_default_str();
+  app->add_option("--host", flags->options.host, "Address to listen at")->capture_default_str();
+  app->add_option("--port", flags->options.port, "0: any free one")->capture_default_str();
+  app->add_option("--endpoint-file", flags->endpoint_file, "Write the URL to this file once it listens");
+  app->add_option("--api-key-file", flags->api_key_file, "Accepted keys, one a line (or LLM_DIST_API_KEY)");
+  app->add_option("--ssl-certfile", flags->options.ssl_certfile, "PEM certificate chain");
+  app->add_option("--ssl-keyfile", flags->options.ssl_keyfile, "PEM private key");
+  app->footer(
+      "Examples:\n"
+      "  llm-dist coordinator --catalogue models.json\n"
+      "  llm-dist coordinator --catalogue models.json --store /var/lib/llm-dist/coordinator.db --slots 8");
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,282 @@
+// `llm-dist submit`, `jobs`, `logs`, `cancel`, `top`: the coordinator's API for people.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "launch/commands.h"
+#include "src/base/format.h"
+#include "src/http/client.h"
+#include "src/http/digest.h"
+
+namespace llm_dist::launch {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kRequestSeconds = 70;  // longer than the longest wait that the coordinator grants
+constexpr int kTries = 30;
+constexpr int kKeyBytes = 16;
+constexpr auto kBetween = std::chrono::seconds(1);
+
+struct Connection {
+  std::string url = "http://127.0.0.1:8080";
+};
+
+void add_connection(CLI::App& app, Connection& connection) {
+  if (const char* url = std::getenv("LLM_DIST_COORDINATOR")) connection.url = url;
+  app.add_option(
+         "--url", connection.url, "The coordinator (or LLM_DIST_COORDINATOR); its key: LLM_DIST_API_KEY")
+      ->capture_default_str();
+}
+
+// An error status is a Status with the coordinator's own words.
+Result<http::Response> ask(const Connection& connection,
+                           const std::string& method,
+                           const std::string& path,
+                           const std::string& body = "",
+                           http::Headers headers = {}) {
+  if (const char* key = std::getenv("LLM_DIST_API_KEY"))
+    headers.add("Authorization", std::string("Bearer ") + key);
+  ASSIGN_OR_RETURN(
+      http::Response response,
+      http::request(
+          {.method = method, .url = connection.url + path, .headers = std::move(headers), .body = body},
+          Deadline::after_seconds(kRequestSeconds)));
+  if (response.status < 400) return response;
+  json error = json::parse(response.body, nullptr, false);
+  std::string message = response.body;
+  if (error.is_object() && error.contains("error")) message = error["error"].value("message", message);
+  return response.status >= 500 ? unavailable(message) : invalid_argument(message);
+}
+
+Result<json> ask_json(const Connection& connection, const std::string& method, const std::string& path) {
+  ASSIGN_OR_RETURN(http::Response response, ask(connection, method, path));
+  json body = json::parse(response.body, nullptr, false);
+  if (body.is_discarded()) return internal_error("the coordinator's answer is no JSON");
+  return body;
+}
+
+int report(const Status& status) {
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
+  return 1;
+}
+
+std::string text_of(const json& job, const char* field) {
+  return job.contains(field) && job[field].is_string() ? job[field].get<std::string>() : "";
+}
+
+// "3m12s"
+std::string age_of(const json& job) {
+  auto seconds = static_cast<int64_t>(static_cast<double>(std::time(nullptr)) - job.value("created_at", 0.0));
+  seconds = std::max<int64_t>(0, seconds);
+  if (seconds < 60) return format("{}s", seconds);
+  if (seconds < 3600) return format("{}m{}s", seconds / 60, seconds % 60);
+  return format("{}h{}m", seconds / 3600, seconds / 60 % 60);
+}
+
+void print_table(const json& jobs) {
+  std::printf(
+      "%-10s %-16s %-16s %-11s %7s %8s  %s\n", "JOB", "TYPE", "MODEL", "STATE", "ATTEMPT", "AGE", "REASON");
+  for (const json& job : jobs) {
+    std::printf("%-10s %-16s %-16.16s %-11s %7d %8s  %s\n",
+                text_of(job, "id").c_str(),
+                text_of(job, "type").c_str(),
+                text_of(job["spec"], "model").c_str(),
+                text_of(job, "state").c_str(),
+                job.value("attempt", 0),
+                age_of(job).c_str(),
+                text_of(job, "reason").c_str());
+  }
+}
+
+bool has_ended(const std::string& state) {
+  return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED" || state == "EXPIRED";
+}
+
+struct SubmitFlags {
+  Connection connection;
+  json body = json::object();
+  std::string key;
+  bool wait = false;
+};
+
+// A coordinator that is away, or an answer that got lost, is asked again: the key makes it one job.
+Result<json> submit(const SubmitFlags& flags) {
+  std::string key = flags.key.empty() ? http::random_hex(kKeyBytes) : flags.key;
+  Status last;
+  for (int i = 0; i < kTries; ++i) {
+    Result<http::Response> made =
+        ask(flags.connection, "POST", "/v1/jobs", flags.body.dump(), {{"Idempotency-Key", key}});
+    if (made.ok()) return json::parse(made.value().body, nullptr, false);
+    last = made.status();
+    if (last.code() != StatusCode::kUnavailable && last.code() != StatusCode::kDeadlineExceeded) return last;
+    std::this_thread::sleep_for(kBetween);
+  }
+  return last;
+}
+
+Status run_submit(const SubmitFlags& flags) {
+  ASSIGN_OR_RETURN(json job, submit(flags));
+  std::string id = text_of(job, "id");
+  std::printf("%s\n", id.c_str());
+  if (!flags.wait) return ok_status();
+  while (!has_ended(text_of(job, "state"))) {
+    ASSIGN_OR_RETURN(job, ask_json(flags.connection, "GET", format("/v1/jobs/{}?wait=60", id)));
+  }
+  std::string state = text_of(job, "state");
+  std::fprintf(stderr, "%s: %s %s\n", id.c_str(), state.c_str(), text_of(job, "reason").c_str());
+  return state == "SUCCEEDED" ? ok_status() : failed_precondition(format("{} has not succeeded", id));
+}
+
+struct JobsFlags {
+  Connection connection;
+  std::string id;
+  std::string state;
+  int limit = 20;
+  bool as_json = false;
+};
+
+Status run_jobs(const JobsFlags& flags) {
+  std::string path = flags.id.empty() ? format("/v1/jobs?limit={}", flags.limit) : "/v1/jobs/" + flags.id;
+  if (!flags.state.empty()) path += "&state=" + flags.state;
+  ASSIGN_OR_RETURN(json answer, ask_json(flags.connection, "GET", path));
+  if (flags.as_json || !flags.id.empty()) {
+    std::printf("%s\n", answer.dump(2).c_str());
+  } else {
+    print_table(answer["data"]);
+  }
+  return ok_status();
+}
+
+struct LogsFlags {
+  Connection connection;
+  std::string id;
+  int attempt = 0;
+  bool follow = false;
+};
+
+Status run_logs(const LogsFlags& flags) {
+  std::string offset = "0";
+  std::string attempt = flags.attempt > 0 ? format("&attempt={}", flags.attempt) : "";
+  while (true) {
+    // Before the log: what was written until the job ended is then still read.
+    ASSIGN_OR_RETURN(json job, ask_json(flags.connection, "GET", "/v1/jobs/" + flags.id));
+    ASSIGN_OR_RETURN(
+        http::Response part,
+        ask(flags.connection, "GET", format("/v1/jobs/{}/logs?offset={}{}", flags.id, offset, attempt)));
+    std::fwrite(part.body.data(), 1, part.body.size(), stdout);
+    std::fflush(stdout);
+    if (const std::string* next = part.headers.find("X-Next-Offset")) offset = *next;
+    if (!part.body.empty()) continue;
+    if (!flags.follow || has_ended(text_of(job, "state"))) return ok_status();
+    std::this_thread::sleep_for(kBetween);
+  }
+}
+
+Status run_cancel(const Connection& connection, const std::vector<std::string>& ids) {
+  for (const std::string& id : ids) {
+    ASSIGN_OR_RETURN(json job, ask_json(connection, "POST", format("/v1/jobs/{}/cancel", id)));
+    std::printf("%s %s\n", id.c_str(), text_of(job, "state").c_str());
+  }
+  return ok_status();
+}
+
+Status run_top(const Connection& connection, bool once) {
+  bool terminal = isatty(STDOUT_FILENO) != 0;
+  while (true) {
+    ASSIGN_OR_RETURN(
+        json active,
+        ask_json(connection,
+                 "GET",
+                 "/v1/jobs?limit=50&state=QUEUED,STARTING,RUNNING,SUSPENDED,RECOVERING,CANCELLING,"
+                 "FINALIZING"));
+    if (terminal && !once) std::printf("\033[H\033[2J");
+    print_table(active["data"]);
+    std::fflush(stdout);
+    if (once || !terminal) return ok_status();
+    std::this_thread::sleep_for(kBetween);
+  }
+}
+
+void add_text(CLI::App& app, const char* flag, const char* field, SubmitFlags* flags, const char* help) {
+  app.add_option_function<std::string>(
+      flag, [flags, field](const std::string& value) { flags->body[field] = value; }, help);
+}
+void add_number(CLI::App& app, const char* flag, const char* field, SubmitFlags* flags, const char* help) {
+  app.add_option_function<int64_t>(
+      flag, [flags, field](const int64_t& value) { flags->body[field] = value; }, help);
+}
+
+}  // namespace
+
+RunCommand add_submit(CLI::App& program) {
+  auto flags = std::make_shared<SubmitFlags>();
+  SubmitFlags* raw = flags.get();
+  CLI::App* app = program.add_subcommand("submit", "Give the coordinator a job");
+  add_connection(*app, flags->connection);
+  add_text(*app, "type,--type", "type", raw, "serve or bench");
+  add_text(*app, "model,--model", "model", raw, "A name in the coordinator's catalogue");
+  add_number(*app, "--tp,--tp-size,--tensor-parallel-size", "tp", raw, "Ranks that share each layer");
+  add_number(*app, "--pp,--pp-size,--pipeline-parallel-size", "pp", raw, "Stages of consecutive layers");
+  add_number(*app, "--priority", "priority", raw, "Higher starts first");
+  add_text(*app, "--project", "project", raw, "Whose job it is");
+  add_number(*app, "--expires-after-seconds", "expires_after_seconds", raw, "When it ends in any case");
+  add_number(*app, "--max-model-len", "max_model_len", raw, "serve: tokens of a sequence");
+  add_number(*app, "--max-num-seqs", "max_num_seqs", raw, "serve: sequences at a time");
+  add_text(*app, "--bench", "bench", raw, "bench: latency or throughput");
+  add_text(*app, "--batch", "batch", raw, "bench: batch sizes, for example 1,8");
+  add_number(*app, "--input-len", "input_len", raw, "bench: prompt tokens");
+  add_number(*app, "--output-len", "output_len", raw, "bench: generated tokens");
+  app->add_option("--idempotency-key", flags->key, "The same key again is the same job (default: a new one)");
+  app->add_flag("--wait", flags->wait, "Until it has ended; 0 only if it succeeded");
+  app->footer("Example: llm-dist submit bench smollm2 --bench latency --batch 1,8 --wait");
+  return [flags] { return report(run_submit(*flags)); };
+}
+
+RunCommand add_jobs(CLI::App& program) {
+  auto flags = std::make_shared<JobsFlags>();
+  CLI::App* app = program.add_subcommand("jobs", "List the coordinator's jobs, or show one");
+  add_connection(*app, flags->connection);
+  app->add_option("job", flags->id, "job-N; without it: a table of the newest");
+  app->add_option("--state", flags->state, "Only those: RUNNING,FAILED");
+  app->add_option("--limit", flags->limit, "How many")->capture_default_str();
+  app->add_flag("--json", flags->as_json, "As the API gives them");
+  return [flags] { return report(run_jobs(*flags)); };
+}
+
+RunCommand add_logs(CLI::App& program) {
+  auto flags = std::make_shared<LogsFlags>();
+  CLI::App* app = program.add_subcommand("logs", "What a job's processes wrote");
+  add_connection(*app, flags->connection);
+  app->add_option("job", flags->id, "job-N")->required();
+  app->add_option("--attempt", flags->attempt, "Which launch (default: the last)");
+  app->add_flag("--follow,-f", flags->follow, "Until the job ends");
+  return [flags] { return report(run_logs(*flags)); };
+}
+
+RunCommand add_cancel(CLI::App& program) {
+  auto connection = std::make_shared<Connection>();
+  auto ids = std::make_shared<std::vector<std::string>>();
+  CLI::App* app = program.add_subcommand("cancel", "End jobs");
+  add_connection(*app, *connection);
+  app->add_option("jobs", *ids, "job-N…")->required();
+  return [connection, ids] { return report(run_cancel(*connection, *ids)); };
+}
+
+RunCommand add_top(CLI::App& program) {
+  auto connection = std::make_shared<Connection>();
+  auto once = std::make_shared<bool>(false);
+  CLI::App* app = program.add_subcommand("top", "Watch the jobs that have not ended");
+  add_connection(*app, *connection);
+  app->add_flag("--once", *once, "Print them once");
+  return [connection, once] { return report(run_top(*connection, *once)); };
+}
+
+}  // namespace llm_dist::launch

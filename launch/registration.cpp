@@ -1,0 +1,72 @@
+#include "launch/registration.h"
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "src/base/log.h"
+#include "src/http/client.h"
+
+namespace llm_dist::launch {
+namespace {
+
+constexpr auto kBetween = std::chrono::seconds(1);
+constexpr auto kPatience = std::chrono::seconds(5);
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+Registration::Registration(std::string url, std::string body)
+    : url_(std::move(url)), body_(std::move(body)), thread_([this] { run(); }) {}
+
+Registration::~Registration() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_all();
+  thread_.join();
+}
+
+void Registration::run() {
+  while (!post()) {
+    std::unique_lock lock(mutex_);
+    if (stop_.wait_for(lock, kBetween, [this] { return stopping_; })) return;
+  }
+}
+
+bool Registration::post() const {
+  auto answer = http::request(
+      {.method = "POST", .url = url_, .headers = {{"Content-Type", "application/json"}}, .body = body_},
+      Deadline::after(kPatience));
+  if (!answer.ok()) {
+    log_debug("the coordinator is not there: {}", answer.status().message());
+    return false;
+  }
+  int status = answer.value().status;
+  if (status == 200) {
+    log_info("registered with the coordinator");
+  } else if (status < 500) {
+    log_error("the coordinator does not want this replica: {}", answer.value().body);
+  }
+  return status < 500;
+}
+
+std::unique_ptr<Registration> register_with_coordinator(const std::string& endpoint) {
+  std::string url = environment("LLM_DIST_REGISTER_URL");
+  if (url.empty()) return nullptr;
+  std::string job;
+  int64_t attempt = 0;
+  std::istringstream(environment("LLM_DIST_REGISTER_AS")) >> job >> attempt;
+  nlohmann::json body = {{"job", job},
+                         {"attempt", attempt},
+                         {"secret", environment("LLM_DIST_REGISTER_SECRET")},
+                         {"endpoint", endpoint}};
+  return std::make_unique<Registration>(url, body.dump());
+}
+
+}  // namespace llm_dist::launch

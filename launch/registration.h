@@ -1,0 +1,37 @@
+// A replica that a coordinator has started tells it where it serves.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace llm_dist::launch {
+
+// Posts until the coordinator has taken it, or says that it never will; a coordinator may be away for a
+// while.
+class Registration {
+ public:
+  Registration(std::string url, std::string body);
+  ~Registration();
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+ private:
+  void run();
+  // True: answered for good.
+  bool post() const;
+
+  const std::string url_;
+  const std::string body_;
+  std::mutex mutex_;
+  std::condition_variable stop_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+// By the variables LLM_DIST_REGISTER_URL, _AS ("job-7 2") and _SECRET; null when no coordinator set them.
+std::unique_ptr<Registration> register_with_coordinator(const std::string& endpoint);
+
+}  // namespace llm_dist::launch

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Real replicas of the small model under a real coordinator: they register, serve, are restarted, adopted, cancelled, and
+nothing of them is left behind, also when coordinator, keeper or mpirun are killed.
+"""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from kill_test import BINARY, ROOT, free_port  # noqa: E402
+
+MODEL = ROOT / ".models/SmolLM2-135M-Instruct.Q4_1.gguf"
+PATIENCE = 90
+
+
+class Cluster:
+    def __init__(self, folder, orphan_seconds=60):
+        self.folder = pathlib.Path(folder)
+        self.orphan_seconds = orphan_seconds
+        self.port = free_port()
+        self.process = None
+        arguments = ["--max-model-len", "256", "--threads", "1", "--kv-cache-memory-bytes", "33554432"]
+        catalogue = {"models": {"smollm2": {"path": str(MODEL), "arguments": arguments}}}
+        (self.folder / "models.json").write_text(json.dumps(catalogue))
+
+    def start(self):
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
+                 "--slots", "2", "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds)],
+                stdout=subprocess.DEVNULL, stderr=log)
+        self.wait_for(lambda: self.call("GET", "/readyz") is not None, "the coordinator to start")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def call(self, method, path, body=None):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method,
+                                         data=None if body is None else json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error.code} {error.read()}") from error
+        except OSError:
+            return None
+
+    def wait_for(self, condition, what, seconds=PATIENCE):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"waited in vain for {what}:\n{(self.folder / 'log').read_text()[-3000:]}\n{self.logs()}")
+
+    def wait_state(self, job, state, attempt=None):
+        def reached():
+            now = self.call("GET", f"/v1/jobs/{job}")
+            return now if now and now["state"] == state and attempt in (None, now["attempt"]) else None
+        return self.wait_for(reached, f"{job} to be {state}")
+
+    def logs(self):
+        return "\n".join(f"{p}:\n{p.read_text()[-1500:]}" for p in self.folder.glob("store.db.jobs/*/*/log"))
+
+    def processes(self):
+        """Process id → command line of all that carries this store's mark."""
+        found = {}
+        mark = f"LLM_DIST_ATTEMPT={self.folder / 'store.db'}:".encode()
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                pass
+        return found
+
+    def endpoint(self, job):
+        return self.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["endpoint"]
+
+    def is_up(self, endpoint):
+        try:
+            with urllib.request.urlopen(endpoint + "/readyz", timeout=5) as reply:
+                return reply.status == 200
+        except OSError:
+            return False
+
+    def end(self):
+        if self.process.poll() is None:
+            self.kill()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+class ReplicasTest(unittest.TestCase):
+    def cluster(self, **options):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        cluster = Cluster(folder.name, **options)
+        self.addCleanup(cluster.end)
+        cluster.start()
+        return cluster
+
+    def nothing_left(self, cluster, seconds=30):
+        cluster.wait_for(lambda: not cluster.processes(), "every process to end", seconds)
+
+    def test_a_replica_lives_through_everything(self):
+        cluster = self.cluster()
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]
+        cluster.wait_state(job, "RUNNING")
+        endpoint = cluster.endpoint(job)
+        self.assertTrue(cluster.is_up(endpoint))
+
+        # Another coordinator goes on with it.
+        cluster.kill()
+        self.assertTrue(cluster.is_up(endpoint))
+        cluster.start()
+        time.sleep(1)
+        self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}")["attempt"], 1)
+        self.assertTrue(cluster.is_up(endpoint))
+
+        # The replica itself is killed: a second attempt.
+        rank = next(p for p, line in cluster.processes().items() if "serve" in line and "keep" not in line)
+        os.kill(rank, signal.SIGKILL)
+        cluster.wait_state(job, "RUNNING", attempt=2)
+
+        # Its keeper is killed: nothing survives it, a third attempt.
+        keeper = next(p for p, line in cluster.processes().items() if "keep" in line)
+        os.kill(keeper, signal.SIGKILL)
+        cluster.wait_state(job, "RUNNING", attempt=3)
+        self.assertEqual(len(cluster.processes()), 2)
+
+        cluster.call("POST", f"/v1/jobs/{job}/cancel")
+        cluster.wait_state(job, "CANCELLED")
+        self.nothing_left(cluster)
+
+    def test_two_ranks_under_mpirun(self):
+        cluster = self.cluster()
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2", "tp": 2})["id"]
+        cluster.wait_state(job, "RUNNING")
+        mpirun = next(p for p, line in cluster.processes().items() if line[0].endswith("mpirun"))
+        os.kill(mpirun, signal.SIGKILL)
+        cluster.wait_state(job, "RUNNING", attempt=2)
+        self.assertLessEqual(len(cluster.processes()), 4)  # keeper, mpirun, two ranks
+        cluster.call("POST", f"/v1/jobs/{job}/suspend")
+        cluster.wait_state(job, "SUSPENDED")
+        self.nothing_left(cluster)
+
+    def test_without_a_coordinator_replicas_end(self):
+        cluster = self.cluster(orphan_seconds=2)
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]
+        cluster.wait_state(job, "RUNNING")
+        cluster.kill()
+        self.nothing_left(cluster)
+
+    def test_a_bench_leaves_its_result(self):
+        cluster = self.cluster()
+        job = cluster.call("POST", "/v1/jobs", {"type": "bench", "model": "smollm2", "bench": "latency",
+                                                "batch": "1", "input_len": 8, "output_len": 4})["id"]
+        cluster.wait_state(job, "SUCCEEDED")
+        result = json.loads((cluster.folder / f"store.db.jobs/{job}/1/result.json").read_text())
+        self.assertTrue(result)
+        self.nothing_left(cluster)
+
+
+if __name__ == "__main__":
+    if not os.path.exists(BINARY) or not MODEL.exists():
+        sys.exit(77)
+    unittest.main(verbosity=2)

@@ -1,0 +1,164 @@
+// What only the SQLite store promises: its file, its schema, its locks.
+#include "cluster/store/sqlite_store.h"
+
+#include <gtest/gtest.h>
+#include <sqlite3.h>
+
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "cluster/store/location.h"
+#include "cluster/store/migrations.h"
+#include "tests/cluster/store_fixture.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using testing::a_job;
+using testing::apply_one;
+
+class RawDatabase {
+ public:
+  explicit RawDatabase(const std::string& path) {
+    EXPECT_EQ(sqlite3_open(path.c_str(), &database_), SQLITE_OK);
+  }
+  ~RawDatabase() { sqlite3_close(database_); }
+  RawDatabase(const RawDatabase&) = delete;
+  RawDatabase& operator=(const RawDatabase&) = delete;
+
+  // The error, or "".
+  std::string run(const std::string& sql) {
+    rows.clear();
+    char* error = nullptr;
+    sqlite3_exec(
+        database_,
+        sql.c_str(),
+        [](void* self, int columns, char** values, char**) {
+          std::string row;
+          for (int i = 0; i < columns; ++i)
+            row += (i == 0 ? "" : "|") + std::string(values[i] ? values[i] : "NULL");
+          static_cast<RawDatabase*>(self)->rows.push_back(row);
+          return 0;
+        },
+        this,
+        &error);
+    std::string text = error == nullptr ? "" : error;
+    sqlite3_free(error);
+    return text;
+  }
+  std::vector<std::string> rows;
+
+ private:
+  sqlite3* database_ = nullptr;
+};
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+TEST(SqliteStore, OneCoordinatorAtATime) {
+  testing::TemporaryFolder folder;
+  auto first = open_sqlite_store({.path = folder.file("s")});
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(open_sqlite_store({.path = folder.file("s")}).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(StoreLock::is_held(folder.file("s")));
+  first.value().reset();
+  EXPECT_FALSE(StoreLock::is_held(folder.file("s")));
+  EXPECT_TRUE(open_sqlite_store({.path = folder.file("s")}).ok());
+}
+
+TEST(SqliteStore, RefusesANewerSchema) {
+  testing::TemporaryFolder folder;
+  ASSERT_TRUE(open_sqlite_store({.path = folder.file("s")}).ok());
+  RawDatabase(folder.file("s")).run("INSERT INTO schema VALUES (1000)");
+  Status status = open_sqlite_store({.path = folder.file("s")}).status();
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("1000"), std::string::npos) << status.message();
+}
+
+TEST(SqliteStore, RefusesFilesThatAreNoStore) {
+  testing::TemporaryFolder folder;
+  RawDatabase(folder.file("other")).run("CREATE TABLE t (x)");
+  EXPECT_EQ(open_sqlite_store({.path = folder.file("other")}).status().code(), StatusCode::kDataLoss);
+  std::ofstream(folder.file("text")) << std::string(5000, 'x');
+  EXPECT_EQ(open_sqlite_store({.path = folder.file("text")}).status().code(), StatusCode::kDataLoss);
+}
+
+TEST(SqliteStore, AnOldStoreIsMigrated) {
+  testing::TemporaryFolder folder;
+  std::string dump = contents(LLM_DIST_SOURCE_DIR "/tests/cluster/store_v1.sql");
+  ASSERT_FALSE(dump.empty());
+  ASSERT_EQ(RawDatabase(folder.file("s")).run(dump), "");
+  auto opened = open_sqlite_store({.path = folder.file("s")});
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  Store& store = **opened;
+  EXPECT_EQ(store.epoch(), 4);
+  EXPECT_EQ(store.jobs({}).value().size(), 3u);
+  EXPECT_EQ(store.job(2).value().state, JobState::kCancelled);
+  EXPECT_EQ(store.events(2, 0, 10).value().size(), 3u);
+  EXPECT_EQ(apply_one(store, a_job("old-key", "old-hash")).value().id, 1);
+  EXPECT_EQ(apply_one(store, a_job()).value().id, 4);
+  RawDatabase raw(folder.file("s"));
+  EXPECT_EQ(raw.run("SELECT max(version) FROM schema; PRAGMA integrity_check"), "");
+  EXPECT_EQ(raw.rows, (std::vector<std::string>{std::to_string(sqlite_migrations().size()), "ok"}));
+}
+
+TEST(SqliteStore, TheDatabaseHoldsTheSameTransitions) {
+  testing::TemporaryFolder folder;
+  ASSERT_TRUE(open_sqlite_store({.path = folder.file("s")}).ok());
+  RawDatabase raw(folder.file("s"));
+  raw.run("SELECT * FROM transitions");
+  std::set<std::string> expected;
+  for (const Transition& t : transitions()) {
+    expected.insert(std::string(to_string(t.from)) + "|" + std::string(to_string(t.to)));
+  }
+  EXPECT_EQ(std::set<std::string>(raw.rows.begin(), raw.rows.end()), expected);
+}
+
+// Whoever writes the file by hand meets the same rules.
+TEST(SqliteStore, TheDatabaseItselfRefuses) {
+  testing::TemporaryFolder folder;
+  {
+    auto store = std::move(open_sqlite_store({.path = folder.file("s")})).value();
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(apply_one(*store, a_job()).ok());
+    ASSERT_TRUE(apply_one(*store, ChangeJob{.job = 1, .to = JobState::kFailed}).ok());
+  }
+  RawDatabase raw(folder.file("s"));
+  const std::pair<const char*, const char*> kRefused[] = {
+      {"UPDATE jobs SET state='QUEUED', version=3 WHERE id=1", "terminal"},
+      {"UPDATE jobs SET message='x', version=3 WHERE id=1", "terminal"},
+      {"UPDATE jobs SET state='RUNNING', version=2 WHERE id=2", "transition"},
+      {"UPDATE jobs SET state='FAILED' WHERE id=2", "version"},
+      {"UPDATE jobs SET state='FAILED', version=2, epoch=0 WHERE id=2", "fenced"},
+      {"UPDATE jobs SET spec='{}', version=2 WHERE id=2", "transition"},
+      {"UPDATE jobs SET state='LOST', version=2 WHERE id=2", "transition"},
+      {"DELETE FROM jobs WHERE id=2", "transition"},
+      {"UPDATE events SET to_state='QUEUED'", "terminal"},
+      {"DELETE FROM events WHERE job=2", "terminal"},
+      {"INSERT INTO attempts (job, number, launcher, slots, started_us, epoch) VALUES (2, 1, 'l', 1, 1, 1)",
+       "transition"},
+      {"UPDATE writer SET epoch = 0", "fenced"},
+      {"DELETE FROM writer", "fenced"},
+  };
+  for (const auto& [sql, word] : kRefused)
+    EXPECT_EQ(raw.run(sql).find(word), 0u) << sql << ": " << raw.run(sql);
+}
+
+TEST(SqliteStore, IdsAreNotUsedAgain) {
+  testing::TemporaryFolder folder;
+  {
+    auto store = std::move(open_sqlite_store({.path = folder.file("s")})).value();
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(apply_one(*store, a_job()).ok());
+    ASSERT_TRUE(apply_one(*store, ChangeJob{.job = 3, .to = JobState::kFailed}).ok());
+  }
+  ASSERT_EQ(RawDatabase(folder.file("s")).run("PRAGMA foreign_keys=ON; DELETE FROM jobs WHERE id=3"), "");
+  auto store = std::move(open_sqlite_store({.path = folder.file("s")})).value();
+  EXPECT_EQ(apply_one(*store, a_job()).value().id, 4);
+}
+
+}  // namespace
+}  // namespace llm_dist::cluster
