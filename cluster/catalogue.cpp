@@ -70,6 +70,7 @@ Result<CatalogueModel> Catalogue::find(const std::string& name) const {
 
 std::vector<std::string> Catalogue::names() const {
   std::vector<std::string> names;
+  names.reserve(models_.size());
   for (const auto& [name, model] : models_) names.push_back(name);
   return names;
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "launch/commands.h"
 #include "launch/doctor_checks.h"
@@ -41,6 +42,7 @@ Result<std::vector<RankFacts>> exchange(RankFacts mine, RankProcess& process) {
   ASSIGN_OR_RETURN(std::vector<std::string> texts,
                    process.world().all_gather_bytes(facts_to_text(mine), patience()));
   std::vector<RankFacts> all;
+  all.reserve(texts.size());
   for (const std::string& text : texts) all.push_back(facts_from_text(text));
   return all;
 }
@@ -104,7 +106,8 @@ Status check_sums(const ReduceBench& bench, int rank, int size) {
   bench.group.all_reduce(device, comm::ReduceOp::kSum, bench.stream);
   bench.stream.copy(host, device);
   RETURN_IF_ERROR(bench.stream.synchronize(patience()));
-  auto expected = static_cast<float>(size * (size + 1) / 2);
+  int sum = size * (size + 1) / 2;
+  auto expected = static_cast<float>(sum);
   for (int64_t i = 0; i < kNumbers; ++i)
     if (numbers[i] != expected)
       return data_loss(
@@ -114,8 +117,8 @@ Status check_sums(const ReduceBench& bench, int rank, int size) {
 
 Status run_collectives(RankProcess& process, const RankDevice& device, Measured& measured) {
   comm::World& world = process.world();
-  std::vector<int> everybody;
-  for (int r = 0; r < process.size(); ++r) everybody.push_back(r);
+  std::vector<int> everybody(static_cast<size_t>(process.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
   std::unique_ptr<device::Stream> stream = device.backend->make_stream("doctor");
   ASSIGN_OR_RETURN(auto group, make_device_communicator(world, device.device, everybody, "doctor"));
   ASSIGN_OR_RETURN(device::Buffer data, device.backend->allocate(kLargeBytes, device::MemoryKind::kDevice));

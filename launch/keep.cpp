@@ -81,6 +81,7 @@ class Keeper {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     sigprocmask(SIG_UNBLOCK, &signals_, nullptr);
     std::vector<char*> words;
+    words.reserve(flags_.command.size() + 1);
     for (std::string& word : flags_.command) words.push_back(word.data());
     words.push_back(nullptr);
     execvp(words[0], words.data());
