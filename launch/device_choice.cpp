@@ -14,11 +14,14 @@ namespace {
 constexpr double kAgreeSeconds = 600;
 
 Result<const kernels::CudaModule*> open_cuda_module() {
-  ASSIGN_OR_RETURN(void* entry,
-                   open_module({.file = kernels::kCudaModuleFile,
-                                .entry = kernels::kCudaModuleEntry,
-                                .how_to_build = "build with a CUDA toolkit installed (LLM_DIST_CUDA)",
-                                .how_to_install = "install the CUDA runtime and cuBLAS"}));
+  ASSIGN_OR_RETURN(
+      void* entry,
+      open_module({.file = kernels::kCudaModuleFile,
+                   .entry = kernels::kCudaModuleEntry,
+                   .how_to_build = "build with a CUDA toolkit installed (LLM_DIST_CUDA)",
+                   .how_to_install = "install the CUDA runtime and cuBLAS",
+                   .driver = "libcuda.so.1",
+                   .how_to_get_driver = "this host has no NVIDIA driver, or hides it from the process"}));
   const kernels::CudaModule* module = reinterpret_cast<kernels::CudaModuleEntry>(entry)();
   if (module == nullptr || module->version != kernels::kCudaModuleVersion)
     return failed_precondition("the CUDA module belongs to another build of llm-dist");

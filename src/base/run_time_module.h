@@ -21,6 +21,10 @@ struct ModuleRequest {
   const char* how_to_build = nullptr;
   // What to do when a library that it needs is missing: "install Open MPI".
   const char* how_to_install = nullptr;
+  // A library without which the module is of no use, and what to do when it is missing. It is looked for
+  // first: opening a module may cost a hundred megabytes.
+  const char* driver = nullptr;
+  const char* how_to_get_driver = nullptr;
   // Libraries that open parts of their own may look for their symbols among the global ones.
   bool global_symbols = false;
 };
