@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include "src/base/bounded_queue.h"
@@ -117,6 +120,23 @@ TEST(RunTimeModule, SaysWhatIsMissing) {
   ASSERT_FALSE(opened.ok());
   EXPECT_NE(opened.status().message().find("libno_such_module.so is not in"), std::string::npos);
   EXPECT_NE(opened.status().message().find("build it"), std::string::npos);
+}
+
+TEST(RunTimeModule, IsNotOpenedWithoutItsDriver) {
+  std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "llm-dist-modules";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "libmodule.so") << "no shared object: opening it would be another error";
+  setenv("LLM_DIST_MODULE_DIR", folder.c_str(), 1);
+  auto opened = open_module({.file = "libmodule.so",
+                             .entry = "entry",
+                             .how_to_build = "build it",
+                             .how_to_install = "install it",
+                             .driver = "libno_such_driver.so.1",
+                             .how_to_get_driver = "ask for one"});
+  unsetenv("LLM_DIST_MODULE_DIR");
+  std::filesystem::remove_all(folder);
+  ASSERT_FALSE(opened.ok());
+  EXPECT_EQ(opened.status().message(), "libno_such_driver.so.1 is missing: ask for one");
 }
 
 TEST(TokenMask, ReadsBits) {
