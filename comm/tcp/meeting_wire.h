@@ -8,8 +8,8 @@
 
 #include "comm/host/setup.h"
 #include "comm/host/socket.h"
+#include "comm/tcp/hmac.h"
 #include "comm/tcp/meeting.h"
-#include "comm/tcp/sha256.h"
 
 namespace llm_dist::comm {
 

@@ -44,6 +44,7 @@ VENDOR = [
     (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),
     (r"hwloc\.h", ["launch"]),
     (r"CLI/.*", ["launch"]),
+    (r"openssl/.*", ["src/http", "comm/tcp", "tests/http"]),
     (r"sqlite3\.h", ["cluster/store", "tests/cluster"]),
 ]
 
