@@ -1,5 +1,5 @@
-// OpObserver: told of every op and collective as it is issued to a rank's compute stream. Traces, profiles
-// and the benchmark of single kernels are observers.
+// OpObserver: told of every op and collective as it is issued to a rank's compute stream. Profiles and
+// the benchmark of single kernels are observers.
 #pragma once
 
 #include <cstdint>

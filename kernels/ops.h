@@ -16,7 +16,6 @@ class Ops {
   const OpTable& table() const { return *table_; }
   OpState& state() const { return *state_; }
   device::Stream& stream() const { return *stream_; }
-  OpObserver* observer() const { return observer_; }
 
   void embedding(const EmbeddingParams& p) const { run("embedding", p.ids.dim(0), table_->embedding, p); }
   void rms_norm(const RmsNormParams& p) const { run("rms_norm", p.x.dim(0), table_->rms_norm, p); }

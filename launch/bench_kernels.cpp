@@ -122,14 +122,8 @@ Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorde
   double footprint = std::min(kMostFootprintBytes, step_weight_bytes(process));
   KernelBench bench{process, ceilings, recorder, driver, timer, static_cast<int64_t>(footprint)};
   nlohmann::json result = nlohmann::json::parse(run_environment(process));
-  result["ceilings"] = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
-                        {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
-  if (process.leads()) {
-    std::printf("ceilings measured here: memory %.1f GB/s", ceilings.read_bytes_per_second * 1e-9);
-    if (ceilings.gemm_flops_per_second > 0)
-      std::printf(", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
-    std::printf("; rank 0's share of the model\n");
-  }
+  result["ceilings"] = nlohmann::json::parse(ceilings_json(ceilings));
+  if (process.leads()) std::printf("%s; rank 0's share of the model\n", describe(ceilings).c_str());
   for (int tokens : flags.input_lens) {
     ASSIGN_OR_RETURN(nlohmann::json step, measure_step(bench, {.decode = false, .tokens = tokens}));
     result["steps"].push_back(std::move(step));
@@ -163,8 +157,9 @@ int run(const KernelFlags& flags) {
   RankProcess& process = **joined;
   KernelRecorder recorder;
   Status status;
-  if (!engine.profile_file.empty())
-    status = process.agree(invalid_argument("--profile is of commands that run whole steps"));
+  if (!engine.profile_file.empty() || !engine.trace_file.empty())
+    status =
+        process.agree(invalid_argument("--profile and --trace-file are of commands that run whole steps"));
   if (status.ok()) status = process.load(engine, &recorder);
   if (status.ok()) status = measure_all(flags, process, recorder);
   return end(process, status);

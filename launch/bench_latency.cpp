@@ -18,17 +18,6 @@ struct LatencyFlags {
   int repeats = 3;
 };
 
-void print_ceilings(const Ceilings& ceilings) {
-  std::printf("ceilings measured here: memory %.1f GB/s", ceilings.read_bytes_per_second * 1e-9);
-  if (ceilings.gemm_flops_per_second > 0) {
-    std::printf(", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
-  }
-  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
-    if (seconds > 0) std::printf(", all-reduce of %d rows %.1f us", batch, seconds * 1e6);
-  }
-  std::printf("\n\n");
-}
-
 struct Latency {
   double first_token_seconds = 0;
   double step_seconds = 0;
@@ -80,7 +69,7 @@ nlohmann::json latency_row(const LatencyFlags& flags,
 Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& ceilings) {
   EngineBench bench(flags.load, process);
   nlohmann::json rows = nlohmann::json::array();
-  print_ceilings(ceilings);
+  std::printf("%s\n\n", describe(ceilings).c_str());
   std::printf("batch  input  output   TTFT ms  prefill tok/s   TPOT ms  decode tok/s  floor ms  of floor\n");
   for (int batch : flags.batches) {
     ASSIGN_OR_RETURN(Latency got, measure_latency(flags, bench, batch));
@@ -88,11 +77,7 @@ Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& 
   }
   bench.stop();
   nlohmann::json result = nlohmann::json::parse(run_environment(process));
-  result["ceilings"] = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
-                        {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
-  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
-    result["ceilings"]["all_reduce_us"][std::to_string(batch)] = seconds * 1e6;
-  }
+  result["ceilings"] = nlohmann::json::parse(ceilings_json(ceilings));
   result["rows"] = rows;
   return save_result(flags.load.result_file, result.dump(2));
 }

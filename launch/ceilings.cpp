@@ -1,14 +1,42 @@
 #include "launch/ceilings.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <random>
 
 #include "launch/stream_timer.h"
 #include "parallel/partition.h"
 
 namespace llm_dist::launch {
+
+std::string describe(const Ceilings& ceilings) {
+  char part[96];
+  std::snprintf(part, sizeof part, "memory %.1f GB/s", ceilings.read_bytes_per_second * 1e-9);
+  std::string text = std::string("ceilings measured here: ") + part;
+  if (ceilings.gemm_flops_per_second > 0) {
+    std::snprintf(
+        part, sizeof part, ", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
+    text += part;
+  }
+  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+    if (seconds <= 0) continue;
+    std::snprintf(part, sizeof part, ", all-reduce of %d rows %.1f us", batch, seconds * 1e6);
+    text += part;
+  }
+  return text;
+}
+
+std::string ceilings_json(const Ceilings& ceilings) {
+  nlohmann::json json = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
+                         {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
+  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+    json["all_reduce_us"][std::to_string(batch)] = seconds * 1e6;
+  }
+  return json.dump();
+}
 
 double step_weight_bytes(RankProcess& process) {
   auto bytes = static_cast<double>(process.engine().memory_plan().weight_bytes);

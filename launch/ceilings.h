@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <string>
 #include <vector>
 
 #include "launch/rank_process.h"
@@ -13,6 +14,10 @@ struct Ceilings {
   double gemm_flops_per_second = 0;          // on this rank's share of the widest layer; 0: not measured
   std::map<int, double> all_reduce_seconds;  // of batch × hidden activations, by batch; 0 in a group of one
 };
+
+// For people, without an end of line; and as a JSON object.
+std::string describe(const Ceilings& ceilings);
+std::string ceilings_json(const Ceilings& ceilings);
 
 // Bytes of this rank's weights that every decode step reads: not the rows of the embedding it looks up.
 double step_weight_bytes(RankProcess& process);

@@ -3,14 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "cluster/store/location.h"
 #include "launch/commands.h"
 #include "launch/shutdown_signal.h"
+#include "launch/whole_file.h"
 #include "src/base/log.h"
 #include "src/server/server_options.h"
 
@@ -25,32 +24,14 @@ struct CoordinatorFlags {
   std::string api_key_file;
 };
 
-Status collect_keys(CoordinatorFlags& flags) {
-  if (!flags.api_key_file.empty()) {
-    ASSIGN_OR_RETURN(flags.options.api_keys, server::read_api_keys(flags.api_key_file));
-  }
-  if (const char* key = std::getenv("LLM_DIST_API_KEY"); key != nullptr && *key != '\0') {
-    flags.options.api_keys.emplace_back(key);
-  }
-  return ok_status();
-}
-
-// Whole or not at all: who waits for the file reads a complete address.
-Status write_endpoint(const std::string& path, const std::string& url) {
-  if (path.empty()) return ok_status();
-  std::string part = path + ".part";
-  std::ofstream(part) << url << "\n";
-  std::error_code error;
-  std::filesystem::rename(part, path, error);
-  return error ? failed_precondition(format("--endpoint-file {}: {}", path, error.message())) : ok_status();
-}
-
 Status serve(CoordinatorFlags& flags, ShutdownSignal& signal) {
-  RETURN_IF_ERROR(collect_keys(flags));
+  ASSIGN_OR_RETURN(flags.options.api_keys, server::accepted_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
   flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
-  RETURN_IF_ERROR(write_endpoint(flags.endpoint_file, coordinator->url()));
+  if (!flags.endpoint_file.empty()) {
+    RETURN_IF_ERROR(write_whole_file(flags.endpoint_file, coordinator->url() + "\n"));
+  }
   log_info("coordinator at {}, store {}", coordinator->url(), flags.options.store_path);
   std::string why = signal.wait();
   log_info("{}: running jobs go on without a coordinator for {} s", why, flags.options.orphan_seconds);

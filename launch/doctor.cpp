@@ -236,13 +236,8 @@ RunCommand add_doctor(CLI::App& program) {
       "Check the hosts, limits, network, devices and files of a launch; start it as you would serve");
   app->add_option("model", flags->engine.model.model, "Also check this model's file system on every host")
       ->type_name("MODEL");
-  add_launch_flags(*app, flags->engine.launch);
-  app->add_option("--device", flags->engine.model.device, "auto, cpu, cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_process_flags(*app, flags->engine);
   app->add_flag("--json", flags->json, "Findings and facts as JSON");
-  app->add_option("--log-level", flags->engine.log_level, "debug, info, warning, error")
-      ->capture_default_str();
   app->footer(
       "Exit codes: 0 nothing to do, 3 warnings, 4 errors, 5 ranks are missing.\n"
       "Examples:\n"

@@ -19,6 +19,7 @@
 
 #include "comm/mpi_loader.h"
 #include "launch/device_choice.h"
+#include "launch/placement.h"
 #include "src/device/cpu/cpu_backend.h"
 
 namespace llm_dist::launch {
@@ -114,24 +115,6 @@ int64_t shm_free() {
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
-std::vector<int> allowed_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  return cpus;
-}
-
-double cgroup_quota() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
-  return std::stod(quota) / period;
-}
-
 int64_t slurm_number(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? 0 : std::atoll(value);
@@ -154,7 +137,7 @@ RankFacts gather_facts(const std::string& model) {
   facts.cpus = allowed_cpus();
   facts.machine_cpus = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   facts.machine_cpus = std::max(facts.machine_cpus, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-  facts.quota_cpus = cgroup_quota();
+  facts.quota_cpus = quota_cpus();
   __builtin_cpu_init();
   facts.bf16 = __builtin_cpu_supports("avx512bf16") != 0;
   auto gpus = visible_gpus();

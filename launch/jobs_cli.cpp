@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "cluster/store/job.h"
 #include "launch/commands.h"
 #include "src/base/format.h"
 #include "src/http/client.h"
@@ -51,15 +52,40 @@ Result<http::Response> ask(const Connection& connection,
   if (response.status < 400) return response;
   json error = json::parse(response.body, nullptr, false);
   std::string message = response.body;
-  if (error.is_object() && error.contains("error")) message = error["error"].value("message", message);
+  if (error.is_object() && error.contains("error") && error["error"].is_object())
+    message = error["error"].value("message", message);
   return response.status >= 500 ? unavailable(message) : invalid_argument(message);
 }
 
-Result<json> ask_json(const Connection& connection, const std::string& method, const std::string& path) {
-  ASSIGN_OR_RETURN(http::Response response, ask(connection, method, path));
-  json body = json::parse(response.body, nullptr, false);
-  if (body.is_discarded()) return internal_error("the coordinator's answer is no JSON");
+// A coordinator that is away, or an answer that got lost, is asked again: jobs outlive restarts of it. Only
+// for what may be done twice.
+Result<http::Response> ask_patiently(const Connection& connection,
+                                     const std::string& method,
+                                     const std::string& path,
+                                     const std::string& body = "",
+                                     const http::Headers& headers = {}) {
+  for (int i = 1;; ++i) {
+    Result<http::Response> answer = ask(connection, method, path, body, headers);
+    if (answer.ok() || i == kTries) return answer;
+    StatusCode code = answer.status().code();
+    if (code != StatusCode::kUnavailable && code != StatusCode::kDeadlineExceeded) return answer;
+    std::this_thread::sleep_for(kBetween);
+  }
+}
+
+Result<json> parsed(Result<http::Response> answer) {
+  RETURN_IF_ERROR(answer.status());
+  json body = json::parse(answer.value().body, nullptr, false);
+  if (!body.is_object()) return internal_error("this is no coordinator: its answer is no JSON object");
   return body;
+}
+
+Result<json> ask_json(const Connection& connection, const std::string& method, const std::string& path) {
+  return parsed(ask(connection, method, path));
+}
+
+Result<json> job_of(const Connection& connection, const std::string& id, const std::string& query = "") {
+  return parsed(ask_patiently(connection, "GET", "/v1/jobs/" + id + query));
 }
 
 int report(const Status& status) {
@@ -96,8 +122,21 @@ void print_table(const json& jobs) {
   }
 }
 
-bool has_ended(const std::string& state) {
-  return state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED" || state == "EXPIRED";
+bool has_ended(const json& job) {
+  Result<cluster::JobState> state = cluster::parse_job_state(text_of(job, "state"));
+  return state.ok() && cluster::is_terminal(state.value());
+}
+
+// "QUEUED,STARTING,…"
+std::string states_of_the_living() {
+  std::string names;
+  for (int i = 0; i < cluster::kNumJobStates; ++i) {
+    auto state = static_cast<cluster::JobState>(i);
+    if (cluster::is_terminal(state)) continue;
+    if (!names.empty()) names += ',';
+    names += cluster::to_string(state);
+  }
+  return names;
 }
 
 struct SubmitFlags {
@@ -107,19 +146,11 @@ struct SubmitFlags {
   bool wait = false;
 };
 
-// A coordinator that is away, or an answer that got lost, is asked again: the key makes it one job.
+// The key makes it one job, however often it is asked for.
 Result<json> submit(const SubmitFlags& flags) {
   std::string key = flags.key.empty() ? http::random_hex(kKeyBytes) : flags.key;
-  Status last;
-  for (int i = 0; i < kTries; ++i) {
-    Result<http::Response> made =
-        ask(flags.connection, "POST", "/v1/jobs", flags.body.dump(), {{"Idempotency-Key", key}});
-    if (made.ok()) return json::parse(made.value().body, nullptr, false);
-    last = made.status();
-    if (last.code() != StatusCode::kUnavailable && last.code() != StatusCode::kDeadlineExceeded) return last;
-    std::this_thread::sleep_for(kBetween);
-  }
-  return last;
+  return parsed(
+      ask_patiently(flags.connection, "POST", "/v1/jobs", flags.body.dump(), {{"Idempotency-Key", key}}));
 }
 
 Status run_submit(const SubmitFlags& flags) {
@@ -127,8 +158,8 @@ Status run_submit(const SubmitFlags& flags) {
   std::string id = text_of(job, "id");
   std::printf("%s\n", id.c_str());
   if (!flags.wait) return ok_status();
-  while (!has_ended(text_of(job, "state"))) {
-    ASSIGN_OR_RETURN(job, ask_json(flags.connection, "GET", format("/v1/jobs/{}?wait=60", id)));
+  while (!has_ended(job)) {
+    ASSIGN_OR_RETURN(job, job_of(flags.connection, id, "?wait=60"));
   }
   std::string state = text_of(job, "state");
   std::fprintf(stderr, "%s: %s %s\n", id.c_str(), state.c_str(), text_of(job, "reason").c_str());
@@ -144,9 +175,10 @@ struct JobsFlags {
 };
 
 Status run_jobs(const JobsFlags& flags) {
-  std::string path = flags.id.empty() ? format("/v1/jobs?limit={}", flags.limit) : "/v1/jobs/" + flags.id;
-  if (!flags.state.empty()) path += "&state=" + flags.state;
-  ASSIGN_OR_RETURN(json answer, ask_json(flags.connection, "GET", path));
+  std::string list = format("/v1/jobs?limit={}", flags.limit);
+  if (!flags.state.empty()) list += "&state=" + flags.state;
+  ASSIGN_OR_RETURN(json answer,
+                   ask_json(flags.connection, "GET", flags.id.empty() ? list : "/v1/jobs/" + flags.id));
   if (flags.as_json || !flags.id.empty()) {
     std::printf("%s\n", answer.dump(2).c_str());
   } else {
@@ -164,18 +196,28 @@ struct LogsFlags {
 
 Status run_logs(const LogsFlags& flags) {
   std::string offset = "0";
-  std::string attempt = flags.attempt > 0 ? format("&attempt={}", flags.attempt) : "";
+  int attempt = flags.attempt;
   while (true) {
     // Before the log: what was written until the job ended is then still read.
-    ASSIGN_OR_RETURN(json job, ask_json(flags.connection, "GET", "/v1/jobs/" + flags.id));
+    ASSIGN_OR_RETURN(json job, job_of(flags.connection, flags.id));
+    int last = job.value("attempt", 0);
+    if (attempt == 0) attempt = last;
+    std::string which = attempt > 0 ? format("&attempt={}", attempt) : "";
     ASSIGN_OR_RETURN(
         http::Response part,
-        ask(flags.connection, "GET", format("/v1/jobs/{}/logs?offset={}{}", flags.id, offset, attempt)));
+        ask_patiently(
+            flags.connection, "GET", format("/v1/jobs/{}/logs?offset={}{}", flags.id, offset, which)));
     std::fwrite(part.body.data(), 1, part.body.size(), stdout);
     std::fflush(stdout);
     if (const std::string* next = part.headers.find("X-Next-Offset")) offset = *next;
     if (!part.body.empty()) continue;
-    if (!flags.follow || has_ended(text_of(job, "state"))) return ok_status();
+    // All of this attempt's log is out; the job may have had another one since.
+    if (flags.follow && flags.attempt == 0 && attempt < last) {
+      attempt = last;
+      offset = "0";
+      continue;
+    }
+    if (!flags.follow || has_ended(job)) return ok_status();
     std::this_thread::sleep_for(kBetween);
   }
 }
@@ -191,12 +233,8 @@ Status run_cancel(const Connection& connection, const std::vector<std::string>& 
 Status run_top(const Connection& connection, bool once) {
   bool terminal = isatty(STDOUT_FILENO) != 0;
   while (true) {
-    ASSIGN_OR_RETURN(
-        json active,
-        ask_json(connection,
-                 "GET",
-                 "/v1/jobs?limit=50&state=QUEUED,STARTING,RUNNING,SUSPENDED,RECOVERING,CANCELLING,"
-                 "FINALIZING"));
+    ASSIGN_OR_RETURN(json active,
+                     ask_json(connection, "GET", "/v1/jobs?limit=50&state=" + states_of_the_living()));
     if (terminal && !once) std::printf("\033[H\033[2J");
     print_table(active["data"]);
     std::fflush(stdout);
@@ -244,9 +282,9 @@ RunCommand add_jobs(CLI::App& program) {
   auto flags = std::make_shared<JobsFlags>();
   CLI::App* app = program.add_subcommand("jobs", "List the coordinator's jobs, or show one");
   add_connection(*app, flags->connection);
-  app->add_option("job", flags->id, "job-N; without it: a table of the newest");
-  app->add_option("--state", flags->state, "Only those: RUNNING,FAILED");
-  app->add_option("--limit", flags->limit, "How many")->capture_default_str();
+  auto* id = app->add_option("job", flags->id, "job-N; without it: a table of the newest");
+  app->add_option("--state", flags->state, "Only those: RUNNING,FAILED")->excludes(id);
+  app->add_option("--limit", flags->limit, "How many")->capture_default_str()->excludes(id);
   app->add_flag("--json", flags->as_json, "As the API gives them");
   return [flags] { return report(run_jobs(*flags)); };
 }

@@ -9,13 +9,14 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
 
 #include "cluster/store/location.h"
 #include "launch/commands.h"
+#include "launch/exit_code.h"
+#include "launch/whole_file.h"
 #include "src/base/clock.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
@@ -23,7 +24,6 @@
 namespace llm_dist::launch {
 namespace {
 
-constexpr int kSignalExitBase = 128;
 constexpr int kCannotStart = 127;
 constexpr auto kPoll = std::chrono::milliseconds(200);
 constexpr auto kGrace = std::chrono::seconds(10);      // after the first polite request
@@ -77,7 +77,12 @@ class Keeper {
  private:
   void start() {
     command_ = fork();
-    if (command_ != 0) return;
+    if (command_ < 0) {
+      std::perror("llm-dist: starting the command");
+      command_ = 0;
+      code_ = kCannotStart;
+    }
+    if (command_ != 0 || code_ != 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     sigprocmask(SIG_UNBLOCK, &signals_, nullptr);
     std::vector<char*> words;
@@ -97,7 +102,7 @@ class Keeper {
       if (ended == 0) return false;
       if (ended < 0) return true;
       if (ended != command_) continue;
-      code_ = WIFEXITED(status) ? WEXITSTATUS(status) : kSignalExitBase + WTERMSIG(status);
+      code_ = exit_code_of(status);
       command_ = 0;
       signal_descendants(getpid(), SIGTERM);
       TimePoint latest = Clock::now() + kStragglers;
@@ -119,13 +124,9 @@ class Keeper {
     return Clock::now() - *alone_since_ >= std::chrono::seconds(flags_.orphan_seconds) && !kill_at_;
   }
 
-  // Whole or not at all.
   void write_exit() {
-    std::string part = flags_.exit_file + ".part";
-    std::ofstream(part) << code_ << "\n";
-    std::error_code error;
-    std::filesystem::rename(part, flags_.exit_file, error);
-    if (error) log_error("{}: {}", flags_.exit_file, error.message());
+    Status written = write_whole_file(flags_.exit_file, format("{}\n", code_));
+    if (!written.ok()) log_error("{}", written.message());
   }
 
   KeepFlags flags_;

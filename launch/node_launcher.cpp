@@ -12,13 +12,13 @@
 
 #include "comm/host/setup.h"
 #include "comm/host/socket.h"
+#include "launch/exit_code.h"
 #include "src/base/clock.h"
 
 namespace llm_dist::launch {
 namespace {
 
 constexpr int kUsageExitCode = 1;
-constexpr int kSignalExitBase = 128;
 // The ranks end each other within this; who is left then has not met the others yet.
 constexpr auto kFarewell = std::chrono::seconds(12);
 constexpr long kPollNanoseconds = 100'000'000;
@@ -29,10 +29,6 @@ struct Child {
   pid_t pid = 0;
   bool ended = false;
 };
-
-int exit_code_of(int status) {
-  return WIFEXITED(status) ? WEXITSTATUS(status) : kSignalExitBase + WTERMSIG(status);
-}
 
 // One host without an address: the ranks meet at a port that is bound before they start, under a secret that
 // never leaves memory.
@@ -151,8 +147,13 @@ void add_launch_flags(CLI::App& app, LaunchFlags& flags) {
   group->add_option("--nproc-per-node", flags.nproc_per_node, "Ranks to start here")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  group->add_option("--master-addr", flags.bootstrap.master_addr, "Where rank 0 is found (or MASTER_ADDR)");
-  group->add_option("--master-port", flags.bootstrap.master_port, "And its port (or MASTER_PORT; 29500)")
+  group->add_option("--master-addr",
+                    flags.bootstrap.master_addr,
+                    "Where rank 0 is found (under Slurm or torchrun: MASTER_ADDR)");
+  group
+      ->add_option("--master-port",
+                   flags.bootstrap.master_port,
+                   "And its port (29500; under Slurm or torchrun: MASTER_PORT)")
       ->check(CLI::Range(1, 65535));
   group->add_option("--launch-secret-file",
                     flags.bootstrap.secret_file,

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -13,6 +12,10 @@
 
 namespace llm_dist::launch {
 namespace {
+
+bool is_bound() { return allowed_cpus().size() < std::max(1u, std::thread::hardware_concurrency()); }
+
+}  // namespace
 
 std::vector<int> allowed_cpus() {
   cpu_set_t set;
@@ -25,24 +28,20 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-// CPUs' worth of time that the cgroup grants, or a large number.
-int quota_cpus() {
-  constexpr int kUnlimited = 1 << 20;
+double quota_cpus() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   std::string quota;
   double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return kUnlimited;
-  return std::max(1, static_cast<int>(std::floor(std::stod(quota) / period)));
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
+  return std::stod(quota) / period;
 }
-
-bool is_bound() { return allowed_cpus().size() < std::max(1u, std::thread::hardware_concurrency()); }
-
-}  // namespace
 
 int threads_per_rank(int local_size) {
   int cpus = std::max<int>(1, static_cast<int>(allowed_cpus().size()));
   int share = is_bound() ? cpus : cpus / local_size;
-  return std::max(1, std::min(share, quota_cpus() / local_size));
+  const double quota = quota_cpus();
+  if (quota > 0) share = std::min(share, std::max(1, static_cast<int>(quota)) / local_size);
+  return std::max(1, share);
 }
 
 void bind_to_share(int local_rank, int local_size) {

@@ -1,10 +1,18 @@
 // Placement: which part of a host a rank may use.
 #pragma once
 
+#include <vector>
+
 #include "comm/world.h"
 #include "launch/flags.h"
 
 namespace llm_dist::launch {
+
+// CPUs that this process may run on.
+std::vector<int> allowed_cpus();
+
+// CPUs' worth of time that the cgroup grants; 0: no limit.
+double quota_cpus();
 
 // CPU threads for one of `local_size` ranks: the CPUs it is bound to, shared with the ranks that are bound to
 // the same ones, and no more than the cgroup's quota. At least 1.

@@ -3,15 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "launch/commands.h"
 #include "launch/rank_process.h"
 #include "launch/registration.h"
 #include "launch/shutdown_signal.h"
 #include "launch/text_model.h"
+#include "launch/whole_file.h"
 #include "src/base/log.h"
 #include "src/engine/engine.h"
 #include "src/server/api_server.h"
@@ -30,27 +28,12 @@ struct ServeFlags {
 };
 
 Status collect_keys(ServeFlags& flags) {
-  if (!flags.api_key_file.empty()) {
-    ASSIGN_OR_RETURN(flags.server.api_keys, server::read_api_keys(flags.api_key_file));
-  }
-  if (const char* key = std::getenv("LLM_DIST_API_KEY"); key != nullptr && *key != '\0') {
-    flags.server.api_keys.emplace_back(key);
-  }
+  ASSIGN_OR_RETURN(flags.server.api_keys, server::accepted_keys(flags.api_key_file));
   if (!flags.api_key.empty()) {
     log_warning("--api-key shows in the process list: use --api-key-file or LLM_DIST_API_KEY");
     flags.server.api_keys.push_back(flags.api_key);
   }
   return ok_status();
-}
-
-// Whole or not at all: who waits for the file reads a complete address.
-Status write_endpoint(const std::string& path, const std::string& url) {
-  if (path.empty()) return ok_status();
-  std::string temporary = path + ".part";
-  std::ofstream(temporary) << url << "\n";
-  std::error_code error;
-  std::filesystem::rename(temporary, path, error);
-  return error ? failed_precondition(format("--endpoint-file {}: {}", path, error.message())) : ok_status();
 }
 
 server::ModelInfo model_info(const ServeFlags& flags, RankProcess& process) {
@@ -102,7 +85,9 @@ Status serve_requests(const ServeFlags& flags,
 
 Status lead(const ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
   ASSIGN_OR_RETURN(std::unique_ptr<server::ApiServer> api, server::ApiServer::start(flags.server));
-  RETURN_IF_ERROR(write_endpoint(flags.endpoint_file, api->url()));
+  if (!flags.endpoint_file.empty()) {
+    RETURN_IF_ERROR(write_whole_file(flags.endpoint_file, api->url() + "\n"));
+  }
   log_info("listening at {}; loading {}", api->url(), flags.engine.model.model);
   api->set_on_drain([&] { signal.raise("POST /admin/drain"); });
   api->set_on_hung([&](const Status& cause) { process.give_up_from(cause); });

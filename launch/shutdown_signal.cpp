@@ -5,9 +5,10 @@
 
 #include <ctime>
 
+#include "launch/exit_code.h"
+
 namespace llm_dist::launch {
 namespace {
-constexpr int kSignalExitBase = 128;
 // Launchers deliver one signal twice: srun and slurmd, mpirun and the terminal.
 constexpr auto kSameSignal = std::chrono::seconds(1);
 constexpr long kPollNanoseconds = 100'000'000;

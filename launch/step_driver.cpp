@@ -9,9 +9,7 @@ namespace {
 
 bool has_shape(const sched::StepPlan& plan, const StepShape& shape) {
   if (!shape.decode) return true;  // the first step is the one
-  bool one_each = std::all_of(
-      plan.runs.begin(), plan.runs.end(), [](const sched::SlotRun& run) { return run.count == 1; });
-  return one_each && static_cast<int>(plan.runs.size()) == shape.batch;
+  return plan.decode_only() && static_cast<int>(plan.runs.size()) == shape.batch;
 }
 
 }  // namespace

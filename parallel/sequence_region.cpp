@@ -1,14 +1,6 @@
 #include "parallel/sequence_region.h"
 
 namespace llm_dist::parallel {
-namespace {
-// Collectives show in traces beside the ops.
-template <typename Collective>
-void observed(const Context& context, const char* name, int64_t rows, Collective&& collective) {
-  context.ops->observed(kernels::CallKind::kCollective, name, rows, collective);
-}
-}  // namespace
-
 SequenceRegion::SequenceRegion(const Context& context, int64_t hidden_size)
     : context_(context), hidden_size_(hidden_size) {
   if (!context.mesh.sequence_parallel()) return;
@@ -19,24 +11,27 @@ SequenceRegion::SequenceRegion(const Context& context, int64_t hidden_size)
 Tensor SequenceRegion::gather_to_whole(const Tensor& local, const StepView& step) const {
   if (!context_.mesh.sequence_parallel()) return local;
   Tensor whole = context_.arena->get(whole_, step.num_tokens, hidden_size_);
-  observed(context_, "all_gather", step.num_tokens, [&](device::Stream& stream) {
-    context_.tensor_group->all_gather(local, whole, stream);
-  });
+  context_.ops->observed(
+      kernels::CallKind::kCollective, "all_gather", step.num_tokens, [&](device::Stream& stream) {
+        context_.tensor_group->all_gather(local, whole, stream);
+      });
   return whole;
 }
 
 Tensor SequenceRegion::reduce_to_local(const Tensor& partial, const StepView& step) const {
   if (context_.mesh.tp() == 1) return partial;
   if (!context_.mesh.sequence_parallel()) {
-    observed(context_, "all_reduce", step.num_tokens, [&](device::Stream& stream) {
-      context_.tensor_group->all_reduce(partial, comm::ReduceOp::kSum, stream);
-    });
+    context_.ops->observed(
+        kernels::CallKind::kCollective, "all_reduce", step.num_tokens, [&](device::Stream& stream) {
+          context_.tensor_group->all_reduce(partial, comm::ReduceOp::kSum, stream);
+        });
     return partial;
   }
   Tensor local = context_.arena->get(local_, step.local_tokens, hidden_size_);
-  observed(context_, "reduce_scatter", step.num_tokens, [&](device::Stream& stream) {
-    context_.tensor_group->reduce_scatter(partial, local, comm::ReduceOp::kSum, stream);
-  });
+  context_.ops->observed(
+      kernels::CallKind::kCollective, "reduce_scatter", step.num_tokens, [&](device::Stream& stream) {
+        context_.tensor_group->reduce_scatter(partial, local, comm::ReduceOp::kSum, stream);
+      });
   return local;
 }
 

@@ -112,8 +112,9 @@ install_model
 if $with_cuda; then
   phase "CUDA"
   host_nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc || true)
-  if [ -n "$host_nvcc" ]; then
-    echo "   the host has a toolkit: $host_nvcc"
+  host_cuda=$([ -z "$host_nvcc" ] || "$host_nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  if [ -n "$host_cuda" ] && printf '12.4\n%s\n' "$host_cuda" | sort -CV; then
+    echo "   the host has CUDA $host_cuda: $host_nvcc"
   else
     "$repo_dir/scripts/cuda_wheels.sh"
   fi

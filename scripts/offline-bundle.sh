@@ -44,7 +44,7 @@ cp -al .deps/onednn "$bundle/source/.deps/"
 cp scripts/offline-install.sh "$bundle/install.sh"
 if $with_model; then
   mkdir "$bundle/source/.models"
-  cp -l .models/*.gguf "$bundle/source/.models/"
+  cp -l .models/SmolLM2-135M-Instruct.Q4_1.gguf "$bundle/source/.models/"
 fi
 if $with_cuda; then
   phase "CUDA"

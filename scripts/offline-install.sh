@@ -71,7 +71,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   fail "missing, with the Debian package in brackets: $(printf '\n   %s' "${missing[@]}")
 Install them, or make the bundle with --libraries."
 fi
-command -v mpirun >/dev/null || echo "   Open MPI (libopenmpi-dev openmpi-bin) is missing: one rank only"
+command -v mpirun >/dev/null || echo "   Open MPI (libopenmpi-dev openmpi-bin) is missing: start ranks with --nproc-per-node instead of mpirun"
 nvcc=$(PATH=$PATH:/usr/local/cuda/bin:$repo_dir/.deps/cuda/bin command -v nvcc || true)
 echo "   CUDA: ${nvcc:-no toolkit (or make the bundle with --cuda): CPU only}"
 

@@ -70,14 +70,19 @@ struct Connecting {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  bool abandoned = false;  // nobody waits any more
   Status status;
-  ncclComm_t comm = nullptr;
+  ncclComm_t comm = nullptr;  // once done, and only of a group in good order
 
-  void finish(Status result) {
-    std::lock_guard lock(mutex);
-    status = std::move(result);
-    done = true;
-    changed.notify_all();
+  void finish(Status result, ncclComm_t made) {
+    {
+      std::lock_guard lock(mutex);
+      status = std::move(result);
+      done = true;
+      if (status.ok() && !abandoned) std::swap(comm, made);
+      changed.notify_all();
+    }
+    if (made != nullptr) (void)ncclCommAbort(made);
   }
 };
 
@@ -115,10 +120,13 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator::connect(const NcclGroup&
   std::memcpy(&id, group.id.data(), sizeof id);
   auto connecting = std::make_shared<Connecting>();
   std::thread([connecting, group, id] {
-    connecting->finish(connect_all(group, id, connecting->comm));
+    ncclComm_t comm = nullptr;
+    Status status = connect_all(group, id, comm);
+    connecting->finish(std::move(status), comm);
   }).detach();
   std::unique_lock lock(connecting->mutex);
   if (!connecting->changed.wait_until(lock, deadline.when(), [&] { return connecting->done; })) {
+    connecting->abandoned = true;
     return deadline_exceeded(
         format("the GPUs of group {} did not get in touch with each other in time", group.info.name));
   }

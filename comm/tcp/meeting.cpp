@@ -10,6 +10,8 @@
 namespace llm_dist::comm {
 namespace {
 
+// An address whose packets vanish must not keep the next one from being tried.
+constexpr auto kOneAddress = std::chrono::seconds(5);
 constexpr auto kTryAgainAfter = std::chrono::milliseconds(100);
 // What the host has to tell when its own time is over still arrives.
 constexpr auto kPatience = std::chrono::seconds(5);
@@ -41,9 +43,11 @@ Result<Encounter> try_once(const MeetingPlan& plan,
   }
   Status last = unavailable("no address");
   for (const std::string& address : addresses) {
-    auto connected = connect_to({.address = address, .port = plan.port}, deadline);
+    auto limit = Deadline::at(std::min(deadline.when(), Clock::now() + kOneAddress));
+    auto connected = connect_to({.address = address, .port = plan.port}, limit);
     if (!connected.ok()) {
-      last = connected.status();
+      bool slow = connected.status().code() == StatusCode::kDeadlineExceeded;
+      last = slow ? unavailable(connected.status().message()) : connected.status();
       continue;
     }
     encounter.fd = std::move(connected).value();

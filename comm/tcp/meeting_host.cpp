@@ -257,11 +257,9 @@ Result<SocketPlan> host_meeting(const MeetingPlan& plan, Deadline deadline) {
   }
   Host host(plan, std::move(secret), std::move(door), std::move(offer));
   Status seated = host.seat_all(deadline);
-  if (!seated.ok()) {
-    host.send_home(seated);
-    return seated;
-  }
-  return host.introduce_all();
+  Result<SocketPlan> sockets = seated.ok() ? host.introduce_all() : Result<SocketPlan>(seated);
+  if (!sockets.ok()) host.send_home(sockets.status());
+  return sockets;
 }
 
 }  // namespace llm_dist::comm

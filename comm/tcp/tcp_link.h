@@ -28,7 +28,6 @@ struct TcpOperation {
   int32_t group = 0;
   int32_t tag = 0;
   int peer = 0;  // position in the group
-  bool sends = false;
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::atomic<bool> done{false};
@@ -73,7 +72,6 @@ class TcpLink {
   bool write_front();
   void read_in();
   size_t take_staged(std::span<const std::byte> bytes);
-  bool read_body_directly(size_t* budget);
   void begin_body();
   void add_body(std::span<const std::byte> bytes);
   std::span<std::byte> body_space();

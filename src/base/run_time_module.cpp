@@ -39,7 +39,7 @@ std::vector<std::string> module_folders(const std::string& executable, const std
 Result<void*> open_module(const ModuleRequest& request) {
   ASSIGN_OR_RETURN(std::string path, find_module(request));
   if (request.driver != nullptr && dlopen(request.driver, RTLD_LAZY) == nullptr)
-    return failed_precondition(format("{} is missing: {}", request.driver, request.how_to_get_driver));
+    return failed_precondition(format("{}: {}", dlerror(), request.how_to_get_driver));
   void* handle = dlopen(path.c_str(), RTLD_NOW | (request.global_symbols ? RTLD_GLOBAL : RTLD_LOCAL));
   if (handle == nullptr) {
     std::string why = dlerror();

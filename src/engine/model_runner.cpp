@@ -55,8 +55,7 @@ Status ModelRunner::capture_graphs() {
 }
 
 Status ModelRunner::capture(int64_t bucket) {
-  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare(sched::StepPlan{}, mirror_, stream(), bucket));
-  step.view.kv = parts_.kv_cache->layers();
+  ASSIGN_OR_RETURN(PreparedStep step, prepare(sched::StepPlan{}, bucket));
   parts_.model->plan(step.view);
   Tensor out = forward(step);
   if (mesh().last_stage()) sample(out, step);
@@ -67,9 +66,7 @@ Status ModelRunner::capture(int64_t bucket) {
 }
 
 int64_t ModelRunner::bucket_of(const sched::StepPlan& plan) const {
-  for (const sched::SlotRun& run : plan.runs) {
-    if (run.count != 1) return 0;
-  }
+  if (!plan.decode_only()) return 0;
   return graphs_.bucket_for(static_cast<int64_t>(plan.runs.size()));
 }
 

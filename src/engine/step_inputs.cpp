@@ -156,7 +156,6 @@ void StepInputs::stage_run(const sched::SlotRun& run, const sched::Mirror& mirro
   host<int32_t>(offsets_.query_starts)[++num_sequences_] = static_cast<int32_t>(num_tokens_);
   stage_new_tokens(run, slot);
   if (run.samples != 0) stage_sample(run, slot);
-  prepared_.decode_only = prepared_.decode_only && run.count == 1;
   parallel::StepBounds& bounds = prepared_.view.bounds;
   bounds.max_query_len = std::max<int64_t>(bounds.max_query_len, run.count);
   bounds.max_context_len = std::max<int64_t>(bounds.max_context_len, run.begin + run.count);
@@ -227,7 +226,7 @@ Result<PreparedStep> StepInputs::prepare(const sched::StepPlan& plan,
                                          int64_t bucket) {
   staging_ = &stagings_[plan.step % stagings_.size()];
   RETURN_IF_ERROR(staging_->copied->wait(Deadline::after_seconds(options_.step_deadline_seconds)));
-  prepared_ = {.step = plan.step};
+  prepared_ = {.step = plan.step, .decode_only = plan.decode_only()};
   counts_ = count(plan, mirror, bucket);
   offsets_ = layout_of(options_, counts_);
   num_tokens_ = num_sequences_ = num_samples_ = num_new_ = 0;

@@ -30,12 +30,10 @@ void StepProfile::begin(const sched::StepPlan& plan, device::Stream& stream) {
   full_ = full_ || steps_.size() == capacity_;
   if (full_) return;
   recording_ = true;
-  bool decode_only = std::all_of(
-      plan.runs.begin(), plan.runs.end(), [](const sched::SlotRun& run) { return run.count == 1; });
   steps_.push_back({.step = plan.step,
                     .tokens = plan.num_tokens(),
                     .sequences = static_cast<int64_t>(plan.runs.size()),
-                    .decode_only = decode_only,
+                    .decode_only = plan.decode_only(),
                     .ended = false,
                     .first_op = ops_.size(),
                     .num_ops = 0});

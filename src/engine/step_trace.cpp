@@ -13,12 +13,13 @@ void StepTrace::begin(uint64_t step, int64_t tokens, bool decode_only, device::S
   if (steps_.size() == capacity_) return;
   stream.write_timestamp(stamp(2 * steps_.size()));
   steps_.push_back({.step = step, .tokens = tokens, .decode_only = decode_only});
+  recording_ = true;
 }
 
 void StepTrace::end(device::Stream& stream) {
-  if (steps_.empty()) return;
-  int64_t* at = stamp(2 * steps_.size() - 1);
-  if (*at == 0) stream.write_timestamp(at);
+  if (!recording_) return;
+  recording_ = false;
+  stream.write_timestamp(stamp(2 * steps_.size() - 1));
 }
 
 std::vector<TracedStep> StepTrace::steps() const {

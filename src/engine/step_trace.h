@@ -34,6 +34,7 @@ class StepTrace {
   int64_t* stamp(size_t index) { return reinterpret_cast<int64_t*>(stamps_.data()) + index; }
 
   size_t capacity_;
+  bool recording_ = false;         // a step has begun and not ended
   std::vector<TracedStep> steps_;  // without their times
   device::Buffer stamps_;          // pinned i64 [capacity, begin and end]
 };

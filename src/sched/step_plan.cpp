@@ -1,5 +1,6 @@
 #include "src/sched/step_plan.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -97,6 +98,9 @@ void StepPlan::clear() {
 int64_t StepPlan::num_tokens() const { return sum_of(runs, &SlotRun::count); }
 
 int64_t StepPlan::num_samples() const { return sum_of(runs, &SlotRun::samples); }
+bool StepPlan::decode_only() const {
+  return std::all_of(runs.begin(), runs.end(), [](const SlotRun& run) { return run.count == 1; });
+}
 
 Status check_counts(const StepPlan& plan) {
   RETURN_IF_ERROR(check_sum("tokens", sum_of(plan.starts, &SlotStart::num_tokens), plan.tokens.size()));

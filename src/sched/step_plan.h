@@ -64,6 +64,7 @@ struct StepPlan {
   void clear();
   int64_t num_tokens() const;   // sum of runs' counts
   int64_t num_samples() const;  // runs with samples = 1
+  bool decode_only() const;     // every run has one token
 };
 
 // Native byte order (every rank runs the same binary). `out` is reused: no allocation once it is large

@@ -1,6 +1,7 @@
 #include "src/server/auth.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 
 #include "src/base/format.h"
@@ -61,6 +62,16 @@ Result<std::vector<std::string>> read_api_keys(const std::string& path) {
     keys.push_back(std::move(key));
   }
   if (keys.empty()) return invalid_argument(format("{} holds no key", path));
+  return keys;
+}
+
+Result<std::vector<std::string>> accepted_keys(const std::string& path) {
+  std::vector<std::string> keys;
+  if (!path.empty()) {
+    ASSIGN_OR_RETURN(keys, read_api_keys(path));
+  }
+  if (const char* key = std::getenv("LLM_DIST_API_KEY"); key != nullptr && *key != '\0')
+    keys.emplace_back(key);
   return keys;
 }
 

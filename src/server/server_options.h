@@ -59,5 +59,7 @@ struct ModelInfo {
 // One key a line; blank lines and lines that start with '#' are skipped. not_found, or invalid_argument for a
 // file without a key or with a key that no header can carry.
 Result<std::vector<std::string>> read_api_keys(const std::string& path);
+// Those of the file, where one is named, and the one in LLM_DIST_API_KEY.
+Result<std::vector<std::string>> accepted_keys(const std::string& path);
 
 }  // namespace llm_dist::server

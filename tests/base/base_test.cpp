@@ -136,7 +136,8 @@ TEST(RunTimeModule, IsNotOpenedWithoutItsDriver) {
   unsetenv("LLM_DIST_MODULE_DIR");
   std::filesystem::remove_all(folder);
   ASSERT_FALSE(opened.ok());
-  EXPECT_EQ(opened.status().message(), "libno_such_driver.so.1 is missing: ask for one");
+  EXPECT_NE(opened.status().message().find("libno_such_driver.so.1"), std::string::npos);
+  EXPECT_NE(opened.status().message().find(": ask for one"), std::string::npos);
 }
 
 TEST(TokenMask, ReadsBits) {

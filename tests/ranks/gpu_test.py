@@ -20,7 +20,7 @@ ANSWER = {"model": "m", "temperature": 0, "max_tokens": 16,
 
 
 def memory_used():
-    """MiB in use on each visible GPU."""
+    """MiB in use on each GPU of this machine."""
     out = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                          capture_output=True, text=True, check=False, timeout=60).stdout
     return [int(line) for line in out.split()]
@@ -88,7 +88,7 @@ class Gpu(load_test.Streams):
                 self.assertEqual(len(harness.our_lines(server.log())), 1, server.log())
                 self.assertEqual(server.leftovers(), [])
                 harness.wait_until(lambda: all(now <= was + 64 for now, was in zip(memory_used(), before)), 10,
-                                   f"the GPUs' memory is free again: {before} before, {memory_used()} MiB now")
+                                   lambda: f"the GPUs' memory is free again: {before} before, {memory_used()} MiB now")
                 print(f"  TP {tp} x PP {pp}: rank {tp * pp - 1} killed, survivors out after {took:.2f} s", flush=True)
 
 

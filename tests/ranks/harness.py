@@ -76,19 +76,29 @@ def our_lines(text):
 
 
 def wait_until(condition, limit_s, what, interval_s=0.02):
+    """`what` is awaited: a text, or a function that makes one when the time is up."""
     deadline = time.monotonic() + limit_s
     while not (result := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {limit_s} s: {what}")
+            raise AssertionError(f"not within {limit_s} s: {what() if callable(what) else what}")
         time.sleep(interval_s)
     return result
 
 
+class Counting(unittest.TextTestResult):
+    passed = 0
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.passed += 1
+
+
 def main():
     """unittest's, but 77 (ctest's "skipped") when nothing ran."""
-    result = unittest.main(exit=False, verbosity=2).result
-    everything_skipped = result.skipped and len(result.skipped) >= result.testsRun
-    raise SystemExit(1 if not result.wasSuccessful() else 77 if everything_skipped else 0)
+    runner = unittest.TextTestRunner(verbosity=2, resultclass=Counting)
+    result = unittest.main(exit=False, testRunner=runner).result
+    nothing_ran = result.skipped and result.passed == 0
+    raise SystemExit(1 if not result.wasSuccessful() else 77 if nothing_ran else 0)
 
 
 # --- processes ---

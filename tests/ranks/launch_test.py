@@ -42,8 +42,12 @@ class OneHost(unittest.TestCase):
 
     def test_every_layout_gives_the_same_text(self):
         prompt = ["--prompt", "Once upon a time", "--max-tokens", 24]
-        texts = {run(["generate", harness.smollm(), *prompt, *SMALL, "--nproc-per-node", n, *layout]).stdout
-                 for n, layout in ((1, []), (2, ["--pp", 2]))}
+        texts = set()
+        for n, layout in ((1, []), (2, ["--pp", 2])):
+            done = run(["generate", harness.smollm(), *prompt, *SMALL, "--nproc-per-node", n, *layout])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(done.stdout.strip(), done.stderr)
+            texts.add(done.stdout)
         self.assertEqual(len(texts), 1)
 
     def test_torchruns_variables(self):

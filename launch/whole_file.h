@@ -1,0 +1,14 @@
+// Small files that another process waits for.
+#pragma once
+
+#include <string>
+
+#include "src/base/status.h"
+
+namespace llm_dist::launch {
+
+// Whole or not at all: who finds `path` reads all of `text`. unavailable when it cannot be written, for
+// example on a full disk; nothing is left then.
+Status write_whole_file(const std::string& path, const std::string& text);
+
+}  // namespace llm_dist::launch
