@@ -310,6 +310,12 @@ class Server(World):
     def stream(self, path, body, timeout=REQUEST_S):
         return Stream(self, path, body, timeout)
 
+    def wait_idle(self, kv_usage, limit_s=20):
+        """No sequence runs, and the blocks are back: those of the last steps once these have retired."""
+        wait_until(lambda: self.metric("num_requests_running") == 0 and self.metric("kv_cache_usage_perc") == kv_usage,
+                   limit_s, lambda: f"{self.metric('num_requests_running')} running, "
+                                    f"{self.metric('kv_cache_usage_perc')} of the KV blocks in use, {kv_usage} awaited")
+
     def metric(self, name):
         """Sum over the label sets of a metric; its prefix left out."""
         values = []
