@@ -23,6 +23,10 @@ struct OpStateOptions {
 class OpState {
  public:
   virtual ~OpState() = default;
+  // Between these calls an op may try several kernels for a shape that it meets for the first time, keep the
+  // fastest and remember it between runs. It then waits for the stream, which must not be capturing.
+  virtual void start_tuning() {}
+  virtual void end_tuning() {}
 };
 
 }  // namespace llm_dist::kernels

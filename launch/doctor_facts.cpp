@@ -20,6 +20,7 @@
 #include "comm/mpi_loader.h"
 #include "launch/device_choice.h"
 #include "launch/placement.h"
+#include "src/base/cache_folder.h"
 #include "src/device/cpu/cpu_backend.h"
 
 namespace llm_dist::launch {
@@ -75,12 +76,6 @@ FileFact file_fact(const std::string& path) {
   fact.bytes = bytes_of(path);
   fact.file_system = file_system_of(path, &fact.free_bytes);
   return fact;
-}
-
-std::string cache_folder() {
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') return cache;
-  const char* home = std::getenv("HOME");
-  return home == nullptr ? std::string() : std::string(home) + "/.cache";
 }
 
 std::vector<InterfaceFact> interface_facts() {
@@ -144,7 +139,7 @@ RankFacts gather_facts(const std::string& model) {
   if (gpus.ok()) facts.gpus_visible = *gpus;
   if (!gpus.ok()) facts.gpu_missing = gpus.status().message();
   facts.model = file_fact(model);
-  facts.cache = file_fact(cache_folder());
+  facts.cache = file_fact(user_cache_folder());
   facts.allocated_gpus = slurm_number("SLURM_GPUS_ON_NODE");
   return facts;
 }

@@ -1,7 +1,37 @@
 #include "kernels/cuda/matmul.h"
 
+#include <algorithm>
+#include <cstring>
+
+#include "src/base/log.h"
+#include "src/device/cuda/cuda_error.h"
+
 namespace llm_dist::kernels {
 namespace {
+
+// What the library thinks are its best ones, in that order.
+constexpr int kCandidates = 16;
+// A candidate takes the first guess's place only when it is faster by more than timings scatter.
+constexpr float kClearlyFaster = 0.98f;
+
+static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
+
+// Whatever a choice of kernel depends on besides the shape.
+Result<std::string> environment() {
+  int index = 0;
+  cudaDeviceProp device{};
+  int driver = 0;
+  RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
+  RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
+  RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+  return format("{}, compute {}.{}, {} processors, driver {}, cublasLt {}",
+                device.name,
+                device.major,
+                device.minor,
+                device.multiProcessorCount,
+                driver,
+                cublasLtGetVersion());
+}
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
   if (status == CUBLAS_STATUS_SUCCESS) return ok_status();
@@ -43,7 +73,8 @@ struct Matmul::Plan {
   cublasLtMatrixLayout_t w = nullptr;
   cublasLtMatrixLayout_t x = nullptr;
   cublasLtMatrixLayout_t y = nullptr;
-  cublasLtMatmulHeuristicResult_t choice{};
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates;  // while one is being chosen, best guess first
+  cublasLtMatmulAlgo_t choice{};
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -61,7 +92,13 @@ struct Matmul::Plan {
                        "cublasLtMatmulDescSetAttribute");
   }
   Status describe(const MatmulShape& shape);
-  Status choose(cublasLtHandle_t handle, const MatmulShape& shape, int64_t workspace_bytes);
+  // What the library offers, `most` at most.
+  Status list_candidates(cublasLtHandle_t handle,
+                         const MatmulShape& shape,
+                         int64_t workspace_bytes,
+                         int most);
+  // False when this library cannot run it here.
+  bool take(cublasLtHandle_t handle, const MatmulChoices::Algorithm& algorithm, int64_t workspace_bytes);
 };
 
 Status Matmul::Plan::describe(const MatmulShape& shape) {
@@ -83,7 +120,10 @@ Status Matmul::Plan::describe(const MatmulShape& shape) {
   return layout(&y, shape.out, shape.n, shape.m, shape.y_stride);
 }
 
-Status Matmul::Plan::choose(cublasLtHandle_t handle, const MatmulShape& shape, int64_t workspace_bytes) {
+Status Matmul::Plan::list_candidates(cublasLtHandle_t handle,
+                                     const MatmulShape& shape,
+                                     int64_t workspace_bytes,
+                                     int most) {
   Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
   // Sums of parts of k are added up in float: in the output's 16 bits they would cost accuracy.
@@ -95,69 +135,136 @@ Status Matmul::Plan::choose(cublasLtHandle_t handle, const MatmulShape& shape, i
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
     preference.set(attribute, static_cast<uint32_t>(shape.alignment));
   }
+  candidates.resize(static_cast<size_t>(most));
   int found = 0;
-  cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle, operation, w, x, y, y, preference.handle(), 1, &choice, &found);
+  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, operation, w, x, y, y, preference.handle(), most, candidates.data(), &found);
   if (status == CUBLAS_STATUS_SUCCESS && found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
+  candidates.resize(static_cast<size_t>(found));
   return blas_status(
       status, format("a kernel for {}×{}×{} {} to {}", shape.m, shape.n, shape.k, shape.in, shape.out));
 }
 
-Matmul::Matmul(cublasLtHandle_t handle, void* workspace, int64_t workspace_bytes)
-    : handle_(handle), workspace_(workspace), workspace_bytes_(workspace_bytes) {}
+bool Matmul::Plan::take(cublasLtHandle_t handle,
+                        const MatmulChoices::Algorithm& algorithm,
+                        int64_t workspace_bytes) {
+  std::memcpy(&choice, algorithm.data(), sizeof choice);
+  cublasLtMatmulHeuristicResult_t checked{};
+  cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, operation, w, x, y, y, &choice, &checked);
+  return status == CUBLAS_STATUS_SUCCESS && checked.state == CUBLAS_STATUS_SUCCESS &&
+         checked.workspaceSize <= static_cast<size_t>(workspace_bytes);
+}
+
+Matmul::Matmul(cublasLtHandle_t handle, void* workspace, int64_t workspace_bytes, MatmulChoices choices)
+    : handle_(handle),
+      workspace_(workspace),
+      workspace_bytes_(workspace_bytes),
+      choices_(std::move(choices)) {}
 
 Matmul::~Matmul() {
   plans_.clear();
   (void)cublasLtDestroy(handle_);
 }
 
-Result<std::unique_ptr<Matmul>> Matmul::make(void* workspace, int64_t workspace_bytes) {
+Result<std::unique_ptr<Matmul>> Matmul::make(void* workspace,
+                                             int64_t workspace_bytes,
+                                             const std::string& cache_folder) {
+  ASSIGN_OR_RETURN(std::string where, environment());
+  MatmulChoices choices(cache_folder, where);
+  // It only costs tuning again.
+  if (Status loaded = choices.load(); !loaded.ok()) log_warning("{}: not used", loaded.message());
   cublasLtHandle_t handle = nullptr;
   RETURN_IF_ERROR(blas_status(cublasLtCreate(&handle), "cublasLtCreate"));
-  return std::unique_ptr<Matmul>(new Matmul(handle, workspace, workspace_bytes));
+  return std::unique_ptr<Matmul>(new Matmul(handle, workspace, workspace_bytes, std::move(choices)));
 }
 
-Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape) {
+void Matmul::start_tuning() { timer_ = std::make_unique<MatmulTimer>(); }
+
+void Matmul::end_tuning() {
+  timer_.reset();
+  if (Status saved = choices_.save(); !saved.ok())
+    log_warning("choices of kernels for matrix products are not kept: {}", saved.message());
+}
+
+cublasStatus_t Matmul::issue(const Plan& plan,
+                             const cublasLtMatmulAlgo_t& algorithm,
+                             const MatmulOperands& operands,
+                             device::CudaStream& stream) {
+  const float one = 1.0f;
+  const float zero = 0.0f;
+  return cublasLtMatmul(handle_,
+                        plan.operation,
+                        &one,
+                        operands.w,
+                        plan.w,
+                        operands.x,
+                        plan.x,
+                        &zero,
+                        operands.y,
+                        plan.y,
+                        operands.y,
+                        plan.y,
+                        &algorithm,
+                        workspace_,
+                        static_cast<size_t>(workspace_bytes_),
+                        stream.handle());
+}
+
+// Of plan.candidates.
+Result<size_t> Matmul::fastest(Plan& plan, const MatmulOperands& operands, device::CudaStream& stream) {
+  ASSIGN_OR_RETURN(std::vector<float> times,
+                   timer_->time(plan.candidates.size(), stream.handle(), [&](size_t i) {
+                     return issue(plan, plan.candidates[i].algo, operands, stream) == CUBLAS_STATUS_SUCCESS;
+                   }));
+  const auto best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
+  return times[best] < kClearlyFaster * times[0] ? best : 0;
+}
+
+Status Matmul::choose(Plan& plan,
+                      const MatmulShape& shape,
+                      const MatmulOperands& operands,
+                      device::CudaStream& stream) {
+  const MatmulChoices::Algorithm* known = choices_.find(shape);
+  if (known != nullptr && plan.take(handle_, *known, workspace_bytes_)) return ok_status();
+  const bool tunes = timer_ != nullptr;
+  RETURN_IF_ERROR(plan.list_candidates(handle_, shape, workspace_bytes_, tunes ? kCandidates : 1));
+  size_t best = 0;
+  if (tunes) {
+    ASSIGN_OR_RETURN(best, fastest(plan, operands, stream));
+    MatmulChoices::Algorithm algorithm{};
+    std::memcpy(algorithm.data(), &plan.candidates[best].algo, sizeof algorithm);
+    choices_.add(shape, algorithm);
+    ++num_tuned_;
+  }
+  plan.choice = plan.candidates[best].algo;
+  plan.candidates = {};
+  return ok_status();
+}
+
+Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape,
+                                             const MatmulOperands& operands,
+                                             device::CudaStream& stream) {
   auto found = plans_.find(shape);
-  if (found != plans_.end()) return found->second.get();
-  auto plan = std::make_unique<Plan>();
-  RETURN_IF_ERROR(plan->describe(shape));
-  RETURN_IF_ERROR(plan->choose(handle_, shape, workspace_bytes_));
-  return plans_.emplace(shape, std::move(plan)).first->second.get();
+  Plan* plan = found == plans_.end() ? nullptr : found->second.get();
+  std::unique_ptr<Plan> made;
+  if (plan == nullptr) {
+    made = std::make_unique<Plan>();
+    plan = made.get();
+    RETURN_IF_ERROR(plan->describe(shape));
+  }
+  // The pointer is an argument of the call, though it travels in the description.
+  if (shape.has_bias) {
+    RETURN_IF_ERROR(plan->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias));
+  }
+  if (made == nullptr) return plan;
+  RETURN_IF_ERROR(choose(*plan, shape, operands, stream));
+  return plans_.emplace(shape, std::move(made)).first->second.get();
 }
 
 void Matmul::run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
-  auto plan = plan_for(shape);
+  auto plan = plan_for(shape, operands, stream);
   Status status = plan.status();
-  if (status.ok() && shape.has_bias) {
-    // The pointer is an argument of the call, though it travels in the description.
-    status = blas_status(
-        cublasLtMatmulDescSetAttribute(
-            (*plan)->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands.bias, sizeof operands.bias),
-        "the bias");
-  }
-  if (status.ok()) {
-    const float one = 1.0f;
-    const float zero = 0.0f;
-    const Plan& p = **plan;
-    status = blas_status(cublasLtMatmul(handle_,
-                                        p.operation,
-                                        &one,
-                                        operands.w,
-                                        p.w,
-                                        operands.x,
-                                        p.x,
-                                        &zero,
-                                        operands.y,
-                                        p.y,
-                                        operands.y,
-                                        p.y,
-                                        &p.choice.algo,
-                                        workspace_,
-                                        static_cast<size_t>(workspace_bytes_),
-                                        stream.handle()),
-                         "cublasLtMatmul");
-  }
+  if (status.ok()) status = blas_status(issue(**plan, (*plan)->choice, operands, stream), "cublasLtMatmul");
   if (!status.ok()) stream.fail(std::move(status));
 }
 

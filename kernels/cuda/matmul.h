@@ -1,31 +1,18 @@
-// Matmul: y = x · Wᵀ (+ bias) by cuBLASLt, which is asked once a shape which of its kernels is best.
+// Matmul: y = x · Wᵀ (+ bias) by cuBLASLt. Which of its kernels: the fastest of those tried where tuning is
+// on or was on in an earlier run, otherwise the library's own first guess.
 #pragma once
 
 #include <cublasLt.h>
 
-#include <cstdint>
 #include <map>
 #include <memory>
 
+#include "kernels/cuda/matmul_choices.h"
+#include "kernels/cuda/matmul_timer.h"
 #include "src/base/status.h"
-#include "src/base/tensor.h"
 #include "src/device/cuda/cuda_stream.h"
 
 namespace llm_dist::kernels {
-
-struct MatmulShape {
-  int64_t m = 0;  // rows of x and y
-  int64_t n = 0;  // rows of W
-  int64_t k = 0;
-  int64_t x_stride = 0;  // in elements
-  int64_t y_stride = 0;
-  DType in = DType::kBF16;   // of x, W and bias
-  DType out = DType::kBF16;  // of y
-  bool has_bias = false;
-  int alignment = 16;  // bytes that every operand's address is a multiple of
-
-  auto operator<=>(const MatmulShape&) const = default;
-};
 
 struct MatmulOperands {
   const void* x = nullptr;
@@ -36,8 +23,11 @@ struct MatmulOperands {
 
 class Matmul {
  public:
-  // `workspace`: device memory that outlives this.
-  static Result<std::unique_ptr<Matmul>> make(void* workspace, int64_t workspace_bytes);
+  // On the calling thread's device. `workspace`: device memory that outlives this. `cache_folder`: where
+  // choices are kept between runs; empty: nowhere.
+  static Result<std::unique_ptr<Matmul>> make(void* workspace,
+                                              int64_t workspace_bytes,
+                                              const std::string& cache_folder);
   ~Matmul();
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
@@ -45,14 +35,34 @@ class Matmul {
   // Issues the product; an error fails the stream.
   void run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
 
+  // While tuning, a shape that is met for the first time is run by several kernels and waits for the stream:
+  // a few milliseconds. The end of it saves what was found.
+  void start_tuning();
+  void end_tuning();
+  int num_tuned() const { return num_tuned_; }  // shapes, by this object
+
  private:
   struct Plan;
-  Matmul(cublasLtHandle_t handle, void* workspace, int64_t workspace_bytes);
-  Result<const Plan*> plan_for(const MatmulShape& shape);
+  Matmul(cublasLtHandle_t handle, void* workspace, int64_t workspace_bytes, MatmulChoices choices);
+  Result<const Plan*> plan_for(const MatmulShape& shape,
+                               const MatmulOperands& operands,
+                               device::CudaStream& stream);
+  Status choose(Plan& plan,
+                const MatmulShape& shape,
+                const MatmulOperands& operands,
+                device::CudaStream& stream);
+  Result<size_t> fastest(Plan& plan, const MatmulOperands& operands, device::CudaStream& stream);
+  cublasStatus_t issue(const Plan& plan,
+                       const cublasLtMatmulAlgo_t& algorithm,
+                       const MatmulOperands& operands,
+                       device::CudaStream& stream);
 
   cublasLtHandle_t handle_;
   void* workspace_;
   int64_t workspace_bytes_;
+  MatmulChoices choices_;
+  std::unique_ptr<MatmulTimer> timer_;  // while tuning
+  int num_tuned_ = 0;
   std::map<MatmulShape, std::unique_ptr<Plan>> plans_;
 };
 

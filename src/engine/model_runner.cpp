@@ -48,6 +48,15 @@ Status ModelRunner::allocate() {
   return ok_status();
 }
 
+Status ModelRunner::warm_up(int64_t tokens) {
+  ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare_padding(tokens, mirror_, stream()));
+  step.view.kv = parts_.kv_cache->layers();
+  parts_.model->plan(step.view);
+  Tensor out = forward(step);
+  if (mesh().last_stage()) sample(out, step);
+  return stream().synchronize(Deadline::after_seconds(options_.step_deadline_seconds));
+}
+
 Status ModelRunner::capture_graphs() {
   const std::vector<int64_t>& sizes = graphs_.sizes();
   for (auto bucket = sizes.rbegin(); bucket != sizes.rend(); ++bucket) RETURN_IF_ERROR(capture(*bucket));

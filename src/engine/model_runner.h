@@ -42,6 +42,9 @@ class ModelRunner {
   static Result<std::unique_ptr<ModelRunner>> create(const RunnerParts& parts, const EngineOptions& options);
   static int64_t history_bytes(const EngineOptions& options);
 
+  // Runs one prompt of `tokens` rows of padding through the layers: what is done the first time only is done
+  // then. Collective over the tensor group, and before the first step.
+  Status warm_up(int64_t tokens);
   // Captures the decode steps that EngineOptions::graph_sizes asks for, the largest first, each once it has
   // run on padding alone. Collective over the tensor group, and before the first step.
   Status capture_graphs();

@@ -130,7 +130,7 @@ Status RankEngine::build() {
                                         .hidden_size = config.hidden_size,
                                         .hooks = parts_.hooks},
                                        options_));
-  RETURN_IF_ERROR(capture_graphs());
+  RETURN_IF_ERROR(warm_up());
   if (parts_.hooks.on_phase) parts_.hooks.on_phase("idle");
   return parts_.world->barrier(Deadline::after_seconds(kAgreeDeadlineSeconds));
 }
@@ -215,15 +215,27 @@ Status RankEngine::load() {
   return compute_->synchronize(Deadline::after_seconds(kAgreeDeadlineSeconds));
 }
 
+// Where steps are replayed, their kernels are chosen for good: by trying them. Elsewhere a short prompt is
+// enough to touch what the first request would have to wait for.
+Status RankEngine::warm_up() {
+  constexpr int64_t kShortPrompt = 32;
+  if (parts_.hooks.on_phase) parts_.hooks.on_phase("warming up");
+  const int64_t most = options_.max_num_batched_tokens;
+  if (options_.graph_sizes.empty()) return runner_->warm_up(std::min(kShortPrompt, most));
+  op_state_->start_tuning();
+  Status status = runner_->warm_up(most);
+  if (status.ok()) status = capture_graphs();
+  op_state_->end_tuning();
+  return status;
+}
+
 Status RankEngine::capture_graphs() {
-  if (options_.graph_sizes.empty()) return ok_status();
-  if (parts_.hooks.on_phase) parts_.hooks.on_phase("capturing graphs");
   TimePoint begin = Clock::now();
   ASSIGN_OR_RETURN(device::MemoryInfo before, parts_.backend->memory_info());
   RETURN_IF_ERROR(runner_->capture_graphs());
   ASSIGN_OR_RETURN(device::MemoryInfo after, parts_.backend->memory_info());
   if (mesh_.rank() != 0) return ok_status();
-  log_info("decode graphs for {} batch sizes up to {}, captured in {} s, {} of device memory ({} planned)",
+  log_info("decode graphs for {} batch sizes up to {}, made in {} s, {} of device memory ({} planned)",
            options_.graph_sizes.size(),
            options_.graph_sizes.back(),
            seconds_between(begin, Clock::now()),

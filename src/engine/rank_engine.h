@@ -75,6 +75,7 @@ class RankEngine {
   Status make_lanes();
   Status load();
   Status agree_on_blocks();
+  Status warm_up();
   Status capture_graphs();
 
   RankEngineParts parts_;

@@ -224,13 +224,31 @@ Result<PreparedStep> StepInputs::prepare(const sched::StepPlan& plan,
                                          const sched::Mirror& mirror,
                                          device::Stream& stream,
                                          int64_t bucket) {
+  return stage(plan, mirror, stream, count(plan, mirror, bucket), bucket > 0 ? 1 : 0);
+}
+
+Result<PreparedStep> StepInputs::prepare_padding(int64_t tokens,
+                                                 const sched::Mirror& mirror,
+                                                 device::Stream& stream) {
+  const int64_t tp = options_.layout.tp;
+  const bool local = options_.layout.sequence_parallel && tp > 1;
+  const Counts counts{
+      .tokens = EngineOptions::round_up(tokens, local ? tp : 1), .sequences = 1, .samples = tp};
+  return stage(sched::StepPlan{}, mirror, stream, counts, tokens);
+}
+
+Result<PreparedStep> StepInputs::stage(const sched::StepPlan& plan,
+                                       const sched::Mirror& mirror,
+                                       device::Stream& stream,
+                                       const Counts& counts,
+                                       int64_t max_query_len) {
   staging_ = &stagings_[plan.step % stagings_.size()];
   RETURN_IF_ERROR(staging_->copied->wait(Deadline::after_seconds(options_.step_deadline_seconds)));
   prepared_ = {.step = plan.step, .decode_only = plan.decode_only()};
-  counts_ = count(plan, mirror, bucket);
+  counts_ = counts;
   offsets_ = layout_of(options_, counts_);
   num_tokens_ = num_sequences_ = num_samples_ = num_new_ = 0;
-  prepared_.view.bounds.max_query_len = bucket > 0 ? 1 : 0;
+  prepared_.view.bounds.max_query_len = max_query_len;
   host<int32_t>(offsets_.query_starts)[0] = 0;
   remember_tokens(plan);
   for (const sched::SlotRun& run : plan.runs) stage_run(run, mirror);

@@ -45,6 +45,8 @@ class StepInputs {
                                const sched::Mirror& mirror,
                                device::Stream& stream,
                                int64_t bucket = 0);
+  // A prompt of padding alone, of so many rows: it runs through every layer and writes to no cache.
+  Result<PreparedStep> prepare_padding(int64_t tokens, const sched::Mirror& mirror, device::Stream& stream);
 
  private:
   // Rows of each kind, padding included.
@@ -72,6 +74,11 @@ class StepInputs {
     return reinterpret_cast<T*>(staging_->buffer.data() + offset);
   }
   Counts count(const sched::StepPlan& plan, const sched::Mirror& mirror, int64_t bucket) const;
+  Result<PreparedStep> stage(const sched::StepPlan& plan,
+                             const sched::Mirror& mirror,
+                             device::Stream& stream,
+                             const Counts& counts,
+                             int64_t max_query_len);
   void remember_tokens(const sched::StepPlan& plan);
   void stage_run(const sched::SlotRun& run, const sched::Mirror& mirror);
   void stage_new_tokens(const sched::SlotRun& run, const sched::Mirror::Slot& slot);

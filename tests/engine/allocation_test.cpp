@@ -27,10 +27,12 @@ void* counted_or_throw(size_t bytes) {
 
 }  // namespace
 
-void* operator new(size_t bytes) { return counted_or_throw(bytes); }
-void* operator new[](size_t bytes) { return counted_or_throw(bytes); }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
-void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
+[[gnu::noinline]] void* operator new(size_t bytes) { return counted_or_throw(bytes); }
+[[gnu::noinline]] void* operator new[](size_t bytes) { return counted_or_throw(bytes); }
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
+[[gnu::noinline]] void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return counted(bytes);
+}
 // Not inlined: gcc would take free() for a mistake.
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }

@@ -61,10 +61,10 @@ TEST(Graphs, DecodeStepsAreReplayed) {
   auto [eager_layers, eager_samples] = count({});
   EXPECT_GE(eager_layers, 20 * layers);
   EXPECT_GE(eager_samples, 20);
-  // Two graphs, each issued once to warm up and once to capture, and the prompt.
+  // The prompt that warms up; two graphs, each issued once eagerly and once to capture; the request's prompt.
   auto [layers_issued, samples_issued] = count({1, 4});
-  EXPECT_EQ(layers_issued, 5 * layers);
-  EXPECT_EQ(samples_issued, 5);
+  EXPECT_EQ(layers_issued, 6 * layers);
+  EXPECT_EQ(samples_issued, 6);
 }
 
 struct PlanLog {
@@ -112,7 +112,8 @@ TEST(Graphs, AttentionIsPlannedOnceAStepFromBoundsThatHold) {
     auto replica = start(golden, {.engine = options, .ops = &ops});
     replica->generate(random_requests(golden, 12));
     replica->stop();
-    EXPECT_EQ(static_cast<uint64_t>(plan_log.plans), replica->engine().stats().steps + sizes.size());
+    const uint64_t warming_up = 1 + sizes.size();
+    EXPECT_EQ(static_cast<uint64_t>(plan_log.plans), replica->engine().stats().steps + warming_up);
     EXPECT_EQ(plan_log.wrong_bounds, 0);
   }
 }

@@ -37,10 +37,8 @@ class CudaOpTest : public testing::Test {
     gpu_backend_ = module_->make_backend(0).value();
     cpu_stream_ = cpu_backend_->make_stream("cpu");
     gpu_stream_ = gpu_backend_->make_stream("gpu");
-    const OpStateOptions options{
-        .threads = 4, .max_tokens = 4096, .max_features = 16384, .max_sequences = 64, .vocab_size = 130000};
-    cpu_state_ = cpu_ops().make_state(*cpu_backend_, options).value();
-    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+    cpu_state_ = cpu_ops().make_state(*cpu_backend_, options_).value();
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options_).value();
   }
 
   Twin twin_of(DType dtype, std::initializer_list<int64_t> shape, const std::vector<double>& values) {
@@ -116,6 +114,8 @@ class CudaOpTest : public testing::Test {
   // Rounding differs where sums are taken in another order: two units in the last place.
   static double tolerance(DType dtype) { return dtype == DType::kF32 ? 2e-5 : 2 * rounding_of(dtype); }
 
+  const OpStateOptions options_{
+      .threads = 4, .max_tokens = 4096, .max_features = 16384, .max_sequences = 64, .vocab_size = 130000};
   const CudaModule* module_ = nullptr;
   std::mt19937_64 random_{11};
   std::unique_ptr<device::Backend> cpu_backend_;

@@ -1,11 +1,36 @@
 // Every CUDA op beside the CPU's, which has slow twins of its own, over odd shapes, empty and one-token
 // batches and long contexts.
+#include <filesystem>
+#include <fstream>
+
 #include "tests/kernels/cuda_fixture.h"
 
 namespace llm_dist::kernels {
 namespace {
 
-class CudaOps : public CudaOpTest {};
+class CudaOps : public CudaOpTest {
+ protected:
+  void check_linear(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+    Twin x = random_twin(dtype, {m, k});
+    Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
+    Twin bias = random_twin(dtype, {n});
+    DType out_type = wide ? DType::kF32 : dtype;
+    Twin out = output_twin(out_type, {m, n});
+    run_both(&OpTable::linear, [&](auto pick) {
+      Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
+      weight.parts[0] =
+          Tensor::contiguous(pick(w).data, DType::kU8, {n, k * dtype_bytes(dtype)}, pick(w).device);
+      return LinearParams{
+          .x = pick(x), .weight = weight, .bias = wide ? Tensor{} : pick(bias), .out = pick(out)};
+    });
+    expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
+  }
+  static int lines_of(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return static_cast<int>(
+        std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n'));
+  }
+};
 
 TEST_F(CudaOps, Norms) {
   for (DType dtype : kActivationTypes) {
@@ -109,23 +134,39 @@ TEST_F(CudaOps, Linear) {
                            {2, 641, 1000},
                            {3, 130, 8},
                            {4, 4096, 4096}}) {
-      for (bool wide : {false, true}) {
-        Twin x = random_twin(dtype, {m, k});
-        Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
-        Twin bias = random_twin(dtype, {n});
-        DType out_type = wide ? DType::kF32 : dtype;
-        Twin out = output_twin(out_type, {m, n});
-        run_both(&OpTable::linear, [&](auto pick) {
-          Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
-          weight.parts[0] =
-              Tensor::contiguous(pick(w).data, DType::kU8, {n, k * dtype_bytes(dtype)}, pick(w).device);
-          return LinearParams{
-              .x = pick(x), .weight = weight, .bias = wide ? Tensor{} : pick(bias), .out = pick(out)};
-        });
-        expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
-      }
+      for (bool wide : {false, true}) check_linear(dtype, wide, m, n, k);
     }
   }
+}
+
+TEST_F(CudaOps, LinearByKernelsThatWereTriedOut) {
+  const std::string cache = testing::TempDir() + "llm-dist-cache-" + std::to_string(getpid());
+  setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  auto run_tuned = [&] {
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options_).value();
+    gpu_state_->start_tuning();
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      for (int64_t m : {3, 32, 60, 300}) check_linear(dtype, false, m, 1536, 576);
+      check_linear(dtype, true, 17, 1000, 576);
+    }
+    gpu_state_->end_tuning();
+    check_linear(DType::kBF16, false, 33, 1536, 576);  // a shape that nobody tried
+  };
+  run_tuned();
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(cache + "/llm-dist")) files.push_back(entry);
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(lines_of(files[0]), 10 + 3);
+  // What stands there is not tried again: the file stays as it is, though it could be written.
+  const auto written = std::filesystem::last_write_time(files[0]);
+  run_tuned();
+  EXPECT_EQ(std::filesystem::last_write_time(files[0]), written);
+  // What another library wrote is no reason to fail.
+  std::filesystem::resize_file(files[0], 100);
+  run_tuned();
+  EXPECT_EQ(lines_of(files[0]), 10 + 3);
+  std::filesystem::remove_all(cache);
+  unsetenv("XDG_CACHE_HOME");
 }
 
 struct Heads {

@@ -1,0 +1,26 @@
+// What a matrix product is, for cuBLASLt's kernels to be chosen by.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+
+#include "src/base/dtype.h"
+
+namespace llm_dist::kernels {
+
+// y [m, n] = x [m, k] · Wᵀ, W [n, k]
+struct MatmulShape {
+  int64_t m = 0;  // rows of x and y
+  int64_t n = 0;  // rows of W
+  int64_t k = 0;
+  int64_t x_stride = 0;  // in elements
+  int64_t y_stride = 0;
+  DType in = DType::kBF16;   // of x, W and bias
+  DType out = DType::kBF16;  // of y
+  bool has_bias = false;
+  int alignment = 16;  // bytes that every operand's address is a multiple of
+
+  auto operator<=>(const MatmulShape&) const = default;
+};
+
+}  // namespace llm_dist::kernels
