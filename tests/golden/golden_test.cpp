@@ -175,6 +175,7 @@ class Trace : public kernels::OpObserver {
  public:
   void before(const kernels::OpCall& call, device::Stream&) override { rows_[call.name].insert(call.rows); }
   void after(const kernels::OpCall&, device::Stream&) override {}
+  void forget() { rows_.clear(); }
   std::set<int64_t> rows(const std::string& op) const {
     auto found = rows_.find(op);
     return found == rows_.end() ? std::set<int64_t>{} : found->second;
@@ -189,6 +190,7 @@ Trace trace_of(const GoldenCase& golden, const parallel::Layout& layout) {
   auto hooks = [&](int rank) { return EngineHooks{.observer = rank == 0 ? &trace : nullptr}; };
   auto replica = Replica::start(*golden.checkpoint, {.engine = golden_options(layout), .hooks = hooks});
   CHECK(replica.ok(), "{}", replica.status().to_string());
+  trace.forget();  // what warmed up
   (*replica)->generate({greedy_request(golden.prompts[1], 4)});
   (*replica)->stop();
   return trace;
