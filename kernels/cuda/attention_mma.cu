@@ -1,14 +1,12 @@
-// Causal paged attention on tensor cores (Dao 2023, "FlashAttention-2"), transposed: keys, then dimensions of
-// V, are the 16 rows of each product, queries its 8 columns, so that a decode of a few query heads wastes
-// little. K and V go from the cache to registers in 16-byte loads, without shared memory: dimensions may
-// enter a product in any order that Q follows too, and pairs of V's rows are interleaved in registers. One
-// warp keeps an online softmax of kTiles · 8 rows; a row is one query head of one token, and the rows of a kv
-// head's group stand side by side.
-#include "kernels/cuda/attention_plan.h"
+// Causal paged attention of decodes on tensor cores, transposed: keys, then dimensions of V, are the 16 rows
+// of each product, queries its 8 columns, so that a decode of a few query heads wastes little. K and V go
+// from the cache to registers in 16-byte loads, without shared memory: dimensions may enter a product in any
+// order that Q follows too, and pairs of V's rows are interleaved in registers. One warp keeps an online
+// softmax of kTiles · 8 rows.
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/paged_attention.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -16,33 +14,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kKeys = 16;  // of one round of a warp
-
-struct Args {
-  const int32_t* query_starts;
-  const int32_t* context_lens;
-  const int32_t* block_tables;
-  int64_t table_stride;
-  int num_kv_heads;
-  int group;
-  int block_size;
-  int64_t block_stride;  // of the caches, in elements
-  int64_t head_stride;
-  float scale;  // times log2(e)
-  AttentionPlan plan;
-};
-
-struct Rows {
-  int sequence;
-  int query_start;
-  int num_rows;  // queries · group
-  int context;
-  int num_queries;
-};
-__device__ inline Rows rows_of(const Args& args, int sequence) {
-  const int start = args.query_starts[sequence];
-  const int queries = args.query_starts[sequence + 1] - start;
-  return {sequence, start, queries * args.group, args.context_lens[sequence], queries};
-}
 
 // The block table's entries along a warp's rounds, one ahead, since an address has to wait for its entry.
 template <typename T, int kHeadDim>
@@ -53,7 +24,8 @@ struct Pages {
   int block_size;
   int64_t block_stride;
 
-  __device__ Pages(const Args& args, const T* k_cache, const T* v_cache, int sequence, int kv_head)
+  __device__ Pages(
+      const PagedAttentionArgs& args, const T* k_cache, const T* v_cache, int sequence, int kv_head)
       : k(k_cache + kv_head * args.head_stride),
         v(v_cache + kv_head * args.head_stride),
         table(args.block_tables + sequence * args.table_stride),
@@ -80,8 +52,11 @@ struct Softmax {
   int visible[kTiles][2];  // keys that rows 2q and 2q + 1 of a tile may see
 
   // first_row: of the warp, among the sequence's rows; rows past its last see nothing.
-  __device__ void start(
-      const Args& args, RowView<const T> queries, const Rows& rows, int kv_head, int first_row) {
+  __device__ void start(const PagedAttentionArgs& args,
+                        RowView<const T> queries,
+                        const AttentionRows& rows,
+                        int kv_head,
+                        int first_row) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -98,8 +73,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int column = first_row + 8 * t + lane % 4 * 2 + i;
-        visible[t][i] =
-            column < rows.num_rows ? rows.context - rows.num_queries + column / args.group + 1 : 0;
+        visible[t][i] = column < rows.num_rows ? rows.visible(column, args.group) : 0;
         max[t][i] = -INFINITY;
         sum[t][i] = 0;
       }
@@ -259,51 +233,6 @@ struct Softmax {
   }
 };
 
-// Grid: prompt items × kv heads. Each warp has rows of its own.
-template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kThreads, 2)
-    attend_prompts(Args args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
-  constexpr int kTiles = kPromptRows / kWarps / 8;
-  const PromptItem item = args.plan.prompt[blockIdx.x];
-  if (item.sequence < 0) return;
-  const int kv_head = static_cast<int>(blockIdx.y);
-  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const Rows rows = rows_of(args, item.sequence);
-  const int first_row = item.first_row + warp * kTiles * 8;
-  if (first_row >= rows.num_rows) return;
-  Softmax<T, kHeadDim, kTiles> softmax;
-  softmax.start(args, queries, rows, kv_head, first_row);
-  const int last_row = min(rows.num_rows, first_row + kTiles * 8) - 1;
-  const int end = rows.context - rows.num_queries + last_row / args.group + 1;
-  softmax.run(Pages<T, kHeadDim>(args, k_cache, v_cache, item.sequence, kv_head),
-              0,
-              end,
-              kKeys,
-              rows.context,
-              args.scale);
-  softmax.finish();
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = first_row + 8 * t + lane % 4 * 2 + i;
-      if (row >= rows.num_rows) continue;
-      const float inverse = softmax.sum[t][i] > 0 ? 1.0f / softmax.sum[t][i] : 0.0f;
-      T* to = out.row(rows.query_start + row / args.group) +
-              (kv_head * args.group + row % args.group) * kHeadDim + lane / 4 * 8;
-#pragma unroll
-      for (int h = 0; h < kHeadDim / 64; ++h) {
-        float values[8];
-        softmax.dims(t, i, h, values);
-#pragma unroll
-        for (int v = 0; v < 8; ++v) values[v] *= inverse;
-        store_vec<8>(values, to + h * 64);
-      }
-    }
-  }
-}
-
 // A split's or a warp's result of one row: dimensions, then maximum and sum.
 template <int kHeadDim>
 __device__ inline float weight_of(const float* partial, float max) {
@@ -337,8 +266,8 @@ __device__ inline void merge_row(
 // Grid: decode items × kv heads. The warps take keys in turns and merge in shared memory; the last block of a
 // sequence's shares merges those.
 template <typename T, int kHeadDim, int kTiles>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
-    attend_decodes(Args args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
+__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
+    PagedAttentionArgs args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
   constexpr int kRows = kTiles * 8;
   constexpr int kWidth = kHeadDim + 2;
   constexpr int kPieces = kHeadDim / 8;
@@ -351,7 +280,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
   const int kv_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const Rows rows{
+  const AttentionRows rows{
       item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
   Softmax<T, kHeadDim, kTiles> softmax;
   softmax.start(args, queries, rows, kv_head, 0);
@@ -428,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
 }
 
 template <typename T, int kHeadDim>
-void launch(const Args& args, const AttentionParams& params, cudaStream_t stream) {
+void launch(const PagedAttentionArgs& args, const AttentionParams& params, cudaStream_t stream) {
   const auto kv_heads = static_cast<unsigned>(args.num_kv_heads);
   const auto* k = static_cast<const T*>(params.k_cache.data);
   const auto* v = static_cast<const T*>(params.v_cache.data);
@@ -441,8 +370,7 @@ void launch(const Args& args, const AttentionParams& params, cudaStream_t stream
     launch_overlapped(attend_decodes<T, kHeadDim, 2>, decode_grid, kThreads, stream, args, q, k, v, out);
   }
   if (args.plan.num_prompt == 0) return;
-  const dim3 prompt_grid(static_cast<unsigned>(args.plan.num_prompt), kv_heads);
-  attend_prompts<T, kHeadDim><<<prompt_grid, kThreads, 0, stream>>>(args, q, k, v, out);
+  launch_attend_prompts<T, kHeadDim>(args, q, k, v, out, stream);
 }
 
 }  // namespace
@@ -457,17 +385,17 @@ void attention_tensor_cores(const AttentionPlan& plan, const AttentionParams& pa
         num_sequences,
         plan.num_tokens,
         plan.num_sequences);
-  const Args args{.query_starts = i32_vector(params.query_starts, num_sequences + 1),
-                  .context_lens = i32_vector(params.context_lens, num_sequences),
-                  .block_tables = params.block_tables.as<int32_t>(),
-                  .table_stride = params.block_tables.stride(0),
-                  .num_kv_heads = params.num_kv_heads,
-                  .group = params.num_heads / params.num_kv_heads,
-                  .block_size = static_cast<int>(params.k_cache.dim(2)),
-                  .block_stride = params.k_cache.stride(0),
-                  .head_stride = params.k_cache.stride(1),
-                  .scale = params.scale * kLog2E,
-                  .plan = plan};
+  const PagedAttentionArgs args{.query_starts = i32_vector(params.query_starts, num_sequences + 1),
+                                .context_lens = i32_vector(params.context_lens, num_sequences),
+                                .block_tables = params.block_tables.as<int32_t>(),
+                                .table_stride = params.block_tables.stride(0),
+                                .num_kv_heads = params.num_kv_heads,
+                                .group = params.num_heads / params.num_kv_heads,
+                                .block_size = static_cast<int>(params.k_cache.dim(2)),
+                                .block_stride = params.k_cache.stride(0),
+                                .head_stride = params.k_cache.stride(1),
+                                .scale = params.scale * kLog2E,
+                                .plan = plan};
   auto with_head_dim = [&](auto type) {
     using T = decltype(type);
     if (params.k_cache.dim(3) == 64) return launch<T, 64>(args, params, stream);

@@ -1,0 +1,333 @@
+// Causal attention of prompts over a paged cache, on tensor cores (Dao 2023, "FlashAttention-2"). A block has
+// kPromptRows rows of one kv head's group and walks along the keys that its last row sees, a tile at a time
+// through shared memory: the next tile is on its way while one is worked on. Each warp keeps the online
+// softmax of rows of its own in registers.
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/tiles.cuh"
+#include "kernels/cuda/paged_attention.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kWarpRows = kPromptRows / kWarps;
+constexpr int kRowTiles = kWarpRows / 16;  // products of 16 rows
+constexpr int kKeys = 64;                  // of a tile
+constexpr int kPageKeys = 16;              // consecutive keys that lie in one block of the cache
+static_assert(kRowTiles * 16 * kWarps == kPromptRows);
+
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <int kHeadDim>
+struct Tiles {
+  static constexpr int kPieces = kHeadDim / 8;  // 16 bytes each, of a row
+  uint4 q[kPromptRows * kPieces];
+  uint4 k[2][kKeys * kPieces];
+  uint4 v[2][kKeys * kPieces];
+};
+
+template <typename T, int kHeadDim>
+struct PromptBlock {
+  static constexpr int kPieces = Tiles<kHeadDim>::kPieces;
+
+  const PagedAttentionArgs& args;
+  Tiles<kHeadDim>& tiles;
+  AttentionRows rows;
+  int kv_head;
+  int first_row;  // of the block
+  int warp_row;   // of this warp, from the block's first
+  int lane;
+
+  float out[kRowTiles][kPieces][4];
+  float scores[kRowTiles][kKeys / 8][4];
+  float max[kRowTiles][2];  // of rows g and g + 8
+  float sum[kRowTiles][2];  // of this thread's keys only, until finish()
+  int visible[kRowTiles][2];
+
+  __device__ PromptBlock(const PagedAttentionArgs& arguments, Tiles<kHeadDim>& shared, const PromptItem& item)
+      : args(arguments),
+        tiles(shared),
+        rows(rows_of(arguments, item.sequence)),
+        kv_head(static_cast<int>(blockIdx.y)),
+        first_row(item.first_row),
+        warp_row(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),
+        lane(static_cast<int>(threadIdx.x) % kWarpSize) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = first_row + warp_row + 16 * t + 8 * i + lane / 4;
+        visible[t][i] = row < rows.num_rows ? rows.visible(row, args.group) : 0;
+        max[t][i] = -INFINITY;
+        sum[t][i] = 0;
+      }
+#pragma unroll
+      for (int m = 0; m < kPieces; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out[t][m][i] = 0;
+      }
+    }
+  }
+
+  // Keys that any of `count` rows from `row` on sees; 0 where there is none of them.
+  __device__ int keys_of(int row, int count) const {
+    return row < rows.num_rows ? rows.visible(min(rows.num_rows, row + count) - 1, args.group) : 0;
+  }
+
+  // Where a row of the sequence begins among rows of tokens that are `stride` elements apart.
+  __device__ int64_t offset_of(int row, int64_t stride) const {
+    return (rows.query_start + row / args.group) * stride +
+           (kv_head * args.group + row % args.group) * kHeadDim;
+  }
+
+  __device__ void load_queries(RowView<const T> queries) {
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < kPromptRows * kPieces; i += kThreads) {
+      const int row = i / kPieces;
+      const bool there = first_row + row < rows.num_rows;
+      const T* from = queries.data + offset_of(there ? first_row + row : first_row, queries.stride);
+      copy_async(&tiles.q[tile_index<kPieces>(row, i % kPieces)], from + i % kPieces * 8, there);
+    }
+  }
+
+  // Keys from `end` on are zeros: others left them, and a weight of zero does not silence a NaN.
+  __device__ void load_keys(int stage, int first_key, int end, const T* k_cache, const T* v_cache) {
+    constexpr int kEach = kPageKeys * kPieces / kThreads;
+    static_assert(kEach * kThreads == kPageKeys * kPieces);
+    const int32_t* table = args.block_tables + rows.sequence * args.table_stride;
+#pragma unroll
+    for (int page = 0; page < kKeys / kPageKeys; ++page) {
+      const int page_key = first_key + page * kPageKeys;
+      const bool any = page_key < end;
+      const int64_t block = any ? table[page_key / args.block_size] : 0;
+      const int64_t base = block * args.block_stride + kv_head * args.head_stride +
+                           static_cast<int64_t>(any ? page_key % args.block_size : 0) * kHeadDim;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int piece = i * kThreads + static_cast<int>(threadIdx.x);
+        const int row = piece / kPieces;
+        const bool there = page_key + row < end;
+        const int64_t from = base + (any ? piece * 8 : 0);
+        const int to = tile_index<kPieces>(page * kPageKeys + row, piece % kPieces);
+        copy_async(&tiles.k[stage][to], k_cache + from, there);
+        copy_async(&tiles.v[stage][to], v_cache + from, there);
+      }
+    }
+  }
+
+  __device__ void score_keys(int stage) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[t][n][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kHeadDim / 16; ++c) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        load_matrices(a[t], &tiles.q[tile_index<kPieces>(warp_row + 16 * t + lane % 16, 2 * c + lane / 16)]);
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        uint32_t b[4];
+        load_matrices(
+            b, &tiles.k[stage][tile_index<kPieces>(16 * n + lane / 16 * 8 + lane % 8, 2 * c + lane / 8 % 2)]);
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t) {
+          mma_16x8x16(T(), scores[t][2 * n], a[t][0], a[t][1], a[t][2], a[t][3], b[0], b[1]);
+          mma_16x8x16(T(), scores[t][2 * n + 1], a[t][0], a[t][1], a[t][2], a[t][3], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ void hide_keys(int first_key) {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = first_key + 8 * n + lane % 4 * 2 + i % 2;
+          if (key >= visible[t][i / 2]) scores[t][n][i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Scores to weights; what was added up so far to the new maximum.
+  __device__ void weigh() {
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float best = max[t][i];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          best = fmaxf(best, fmaxf(scores[t][n][2 * i], scores[t][n][2 * i + 1]));
+        }
+        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
+        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+        // Nothing seen so far: the exponents would be of infinity minus infinity.
+        const float base = best == -INFINITY ? 0.0f : best * args.scale;
+        const float rescale = exp2_approx(max[t][i] * args.scale - base);
+        max[t][i] = best;
+        float added = 0;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int j = 2 * i; j < 2 * i + 2; ++j) {
+            scores[t][n][j] = exp2_approx(scores[t][n][j] * args.scale - base);
+            added += scores[t][n][j];
+          }
+        }
+        sum[t][i] = sum[t][i] * rescale + added;
+#pragma unroll
+        for (int m = 0; m < kPieces; ++m) {
+          out[t][m][2 * i] *= rescale;
+          out[t][m][2 * i + 1] *= rescale;
+        }
+      }
+    }
+  }
+
+  __device__ void add_values(int stage) {
+#pragma unroll
+    for (int s = 0; s < kKeys / 16; ++s) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int t = 0; t < kRowTiles; ++t) {
+        a[t][0] = pack_pair(T(), scores[t][2 * s][0], scores[t][2 * s][1]);
+        a[t][1] = pack_pair(T(), scores[t][2 * s][2], scores[t][2 * s][3]);
+        a[t][2] = pack_pair(T(), scores[t][2 * s + 1][0], scores[t][2 * s + 1][1]);
+        a[t][3] = pack_pair(T(), scores[t][2 * s + 1][2], scores[t][2 * s + 1][3]);
+      }
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+        uint32_t b[4];
+        load_matrices_transposed(b,
+                                 &tiles.v[stage][tile_index<kPieces>(16 * s + lane % 16, 2 * d + lane / 16)]);
+#pragma unroll
+        for (int t = 0; t < kRowTiles; ++t) {
+          mma_16x8x16(T(), out[t][2 * d], a[t][0], a[t][1], a[t][2], a[t][3], b[0], b[1]);
+          mma_16x8x16(T(), out[t][2 * d + 1], a[t][0], a[t][1], a[t][2], a[t][3], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Keys first_key … of a tile, of which rows from `sure` keys on need no look: all see them.
+  __device__ void take(int stage, int first_key, int sure) {
+    score_keys(stage);
+    if (first_key + kKeys > sure) hide_keys(first_key);
+    weigh();
+    add_values(stage);
+  }
+
+  // Through this warp's rows of the query tile, which it alone has read, so that each store is of 16 bytes.
+  __device__ void finish(RowView<T> to) {
+    auto* words = reinterpret_cast<uint32_t*>(tiles.q);
+    __syncwarp();
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sum[t][i] += __shfl_xor_sync(0xffffffffu, sum[t][i], 1);
+        sum[t][i] += __shfl_xor_sync(0xffffffffu, sum[t][i], 2);
+        const float inverse = sum[t][i] > 0 ? 1.0f / sum[t][i] : 0.0f;
+        const int row = warp_row + 16 * t + 8 * i + lane / 4;
+#pragma unroll
+        for (int m = 0; m < kPieces; ++m) {
+          words[tile_index<kPieces>(row, m) * 4 + lane % 4] =
+              pack_pair(T(), out[t][m][2 * i] * inverse, out[t][m][2 * i + 1] * inverse);
+        }
+      }
+    }
+    __syncwarp();
+#pragma unroll 4
+    for (int i = lane; i < kWarpRows * kPieces; i += kWarpSize) {
+      const int row = warp_row + i / kPieces;
+      if (first_row + row >= rows.num_rows) break;
+      T* at = to.data + offset_of(first_row + row, to.stride) + i % kPieces * 8;
+      *reinterpret_cast<uint4*>(at) = tiles.q[tile_index<kPieces>(row, i % kPieces)];
+    }
+  }
+};
+
+// Grid: prompt items × kv heads.
+template <typename T, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 2) attend_prompts(
+    PagedAttentionArgs args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
+  extern __shared__ uint4 shared[];
+  const PromptItem item = args.plan.prompt[blockIdx.x];
+  if (item.sequence < 0) return;
+  PromptBlock<T, kHeadDim> block(args, *reinterpret_cast<Tiles<kHeadDim>*>(shared), item);
+  const int end = block.keys_of(block.first_row, kPromptRows);
+  const int warp_first = block.first_row + block.warp_row;
+  const int warp_end = block.keys_of(warp_first, kWarpRows);
+  const int sure = block.keys_of(warp_first, 1);
+  block.load_queries(queries);
+  block.load_keys(0, 0, end, k_cache, v_cache);
+  int stage = 0;
+#pragma unroll 1
+  for (int key = 0; key < end; key += kKeys) {
+    wait_for_copies();
+    __syncthreads();  // the tile is whole, and nobody reads the one before it any more
+    if (key + kKeys < end) block.load_keys(stage ^ 1, key + kKeys, end, k_cache, v_cache);
+    if (key < warp_end) block.take(stage, key, sure);
+    stage ^= 1;
+  }
+  block.finish(out);
+}
+
+}  // namespace
+
+template <typename T, int kHeadDim>
+void launch_attend_prompts(const PagedAttentionArgs& args,
+                           RowView<const T> queries,
+                           const T* k_cache,
+                           const T* v_cache,
+                           RowView<T> out,
+                           cudaStream_t stream) {
+  constexpr int kBytes = sizeof(Tiles<kHeadDim>);
+  (void)cudaFuncSetAttribute(
+      attend_prompts<T, kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const dim3 grid(static_cast<unsigned>(args.plan.num_prompt), static_cast<unsigned>(args.num_kv_heads));
+  attend_prompts<T, kHeadDim><<<grid, kThreads, kBytes, stream>>>(args, queries, k_cache, v_cache, out);
+}
+
+template void launch_attend_prompts<__nv_bfloat16, 64>(const PagedAttentionArgs&,
+                                                       RowView<const __nv_bfloat16>,
+                                                       const __nv_bfloat16*,
+                                                       const __nv_bfloat16*,
+                                                       RowView<__nv_bfloat16>,
+                                                       cudaStream_t);
+template void launch_attend_prompts<__nv_bfloat16, 128>(const PagedAttentionArgs&,
+                                                        RowView<const __nv_bfloat16>,
+                                                        const __nv_bfloat16*,
+                                                        const __nv_bfloat16*,
+                                                        RowView<__nv_bfloat16>,
+                                                        cudaStream_t);
+template void launch_attend_prompts<__half, 64>(const PagedAttentionArgs&,
+                                                RowView<const __half>,
+                                                const __half*,
+                                                const __half*,
+                                                RowView<__half>,
+                                                cudaStream_t);
+template void launch_attend_prompts<__half, 128>(const PagedAttentionArgs&,
+                                                 RowView<const __half>,
+                                                 const __half*,
+                                                 const __half*,
+                                                 RowView<__half>,
+                                                 cudaStream_t);
+
+}  // namespace llm_dist::kernels

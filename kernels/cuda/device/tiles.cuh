@@ -1,0 +1,43 @@
+// Tiles in shared memory: rows of 16-byte pieces that arrive asynchronously and leave as the fragments of
+// mma.cuh. The pieces of a row are permuted by its number, so that the eight rows which one access touches
+// lie in different banks.
+#pragma once
+
+#include <cstdint>
+
+namespace llm_dist::kernels {
+
+// Of a tile with kPieces (a multiple of eight) pieces a row: where a piece stands.
+template <int kPieces>
+__device__ inline int tile_index(int row, int piece) {
+  return row * kPieces + (piece ^ (row % 8));
+}
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes from global to shared memory, zeros where `there` is false; `from` must be readable all the same.
+__device__ inline void copy_async(uint4* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
+               :
+               : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0));
+}
+// This thread's copies have arrived; others' once a barrier of the block is passed too.
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+
+// Four 8 × 8 matrices of 16-bit elements; lanes 8 i to 8 i + 7 name the rows of the i-th. A row lies in four
+// lanes, two elements in each.
+__device__ inline void load_matrices(uint32_t (&to)[4], const uint4* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row)));
+}
+// The same, transposed: a column lies in four lanes.
+__device__ inline void load_matrices_transposed(uint32_t (&to)[4], const uint4* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row)));
+}
+
+}  // namespace llm_dist::kernels

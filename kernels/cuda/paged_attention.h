@@ -1,0 +1,52 @@
+// What the kernels of paged attention on tensor cores share.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/launch.h"
+
+namespace llm_dist::kernels {
+
+struct PagedAttentionArgs {
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  int num_kv_heads;
+  int group;
+  int block_size;
+  int64_t block_stride;  // of the caches, in elements
+  int64_t head_stride;
+  float scale;  // times log2(e)
+  AttentionPlan plan;
+};
+
+// The rows of a sequence: a row is one query head of one token, and the rows of a kv head's group stand side
+// by side.
+struct AttentionRows {
+  int sequence;
+  int query_start;
+  int num_rows;  // queries · group
+  int context;
+  int num_queries;
+
+  // Keys that a row sees.
+  __device__ int visible(int row, int group) const { return context - num_queries + row / group + 1; }
+};
+__device__ inline AttentionRows rows_of(const PagedAttentionArgs& args, int sequence) {
+  const int start = args.query_starts[sequence];
+  const int queries = args.query_starts[sequence + 1] - start;
+  return {sequence, start, queries * args.group, args.context_lens[sequence], queries};
+}
+
+// The plan's prompt items. T: bf16 or f16; kHeadDim: 64 or 128.
+template <typename T, int kHeadDim>
+void launch_attend_prompts(const PagedAttentionArgs& args,
+                           RowView<const T> queries,
+                           const T* k_cache,
+                           const T* v_cache,
+                           RowView<T> out,
+                           cudaStream_t stream);
+
+}  // namespace llm_dist::kernels
