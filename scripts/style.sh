@@ -16,3 +16,4 @@ mapfile -t scripts < <(git ls-files -co --exclude-standard -- '*.sh' .ci/run)
 shellcheck -x "${scripts[@]}"
 python3 tests/layering/layering.py
 python3 tests/layering/links.py
+scripts/results_tables.py --check

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""The tables of results in the documents, made from the JSON files that the benchmarks wrote.
+
+A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `latency` (files of `bench latency`) or `profile`
+(one file of --profile, then the labels of the steps to show, each between quotes). usage: scripts/results_tables.py
+[--check]: writes the tables, or fails where one differs.
+"""
+import json
+import pathlib
+import re
+import shlex
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs/results"
+BLOCK = re.compile(r"(<!-- (latency|profile) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+SMALL_SHARE = 0.005  # of a step: what is below stands in one line
+
+
+def layout_of(result):
+    parts = [f"TP {result['tp']}"] if result["tp"] > 1 or result["pp"] == 1 else []
+    parts += [f"PP {result['pp']}"] if result["pp"] > 1 else []
+    text = " × ".join(parts)
+    if "NVIDIA" not in result["device"]:
+        threads = result["threads_per_rank"]
+        return f"{text}, {threads} thread{'s' if threads > 1 else ''}{' each' if result['world_size'] > 1 else ''}"
+    return text if result["graph_sizes"] else text + ", `--enforce-eager`"
+
+
+def latency(document, names):
+    lines = ["| layout | batch | decode tokens/s | ms a token | floor | of floor | prompt tokens/s | source |",
+             "|---|---|---|---|---|---|---|---|"]
+    for name in names:
+        path = RESULTS / f"{name}.json"
+        result = json.loads(path.read_text())
+        link = f"[results]({path.relative_to(document.parent)})"
+        for row in result["rows"]:
+            lines.append(f"| {layout_of(result)} | {row['batch']} | {row['output_throughput']:,.0f} | "
+                         f"{row['median_tpot_ms']:.2f} | {row['floor_ms']:.2f} | {100 * row['floor_fraction']:.0f} % | "
+                         f"{row['prefill_tokens_per_second']:,.0f} | {link} |")
+            link = ""
+    return lines
+
+
+def profile(_, words):
+    name, *labels = words
+    tables = json.loads((RESULTS / f"{name}.json").read_text())["rank_profiles"][0]["tables"]
+    lines = []
+    for label in labels:
+        table = next(table for table in tables if table["label"] == label)
+        step = table["step_us"]
+        lines += [f"| {label} | calls | µs a step | share |", "|---|---|---|---|"]
+        rest = 0.0
+        for row in table["rows"]:
+            if row["us"] < SMALL_SHARE * step:
+                rest += row["us"]
+                continue
+            lines.append(f"| {row['name']} | {row['calls']:.4g} | {row['us']:,.0f} | {100 * row['us'] / step:.1f} % |")
+        for what, us in (("the rest", rest), ("gaps", table["gaps_us"]), ("step", step)):
+            lines.append(f"| {what} | | {us:,.0f} | {100 * us / step:.1f} % |")
+        lines.append("")
+    return lines[:-1]
+
+
+def written(document):
+    def table(block):
+        make = {"latency": latency, "profile": profile}[block[2]]
+        return block[1] + "\n".join(make(document, shlex.split(block[3]))) + "\n" + block[5]
+    return BLOCK.sub(table, document.read_text())
+
+
+def main():
+    stale = []
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = written(document)
+        if text == document.read_text():
+            continue
+        stale.append(str(document.relative_to(ROOT)))
+        if "--check" not in sys.argv[1:]:
+            document.write_text(text)
+    if "--check" in sys.argv[1:] and stale:
+        sys.exit(f"tables of results differ from docs/results: run scripts/results_tables.py ({', '.join(stale)})")
+    print(f"tables of results: {', '.join(stale) + ' written' if stale else 'as the files say'}")
+
+
+if __name__ == "__main__":
+    main()
