@@ -17,7 +17,8 @@ void run_ranks(int size, F f) {
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&world, &f, r] {
       auto rank = world.join(r);
-      f(*rank);
+      Site site;
+      f(*rank, site);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -39,9 +40,9 @@ INSTANTIATE_TEST_SUITE_P(Threads,
                          });
 
 TEST(ThreadGroup, CallsThatDifferAreAnErrorForAll) {
-  run_ranks(3, [](World& world) {
-    GroupUnderTest group = make_group(world);
-    HostTensor<float> data(group.rank() == 2 ? 8 : 9);
+  run_ranks(3, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    SiteTensor<float> data(site, group.rank() == 2 ? 8 : 9);
     group.comm->all_reduce(data.view(), ReduceOp::kSum, *group.stream);
     Status status = group.synchronize();
     EXPECT_EQ(status.code(), StatusCode::kInternal);
@@ -51,9 +52,9 @@ TEST(ThreadGroup, CallsThatDifferAreAnErrorForAll) {
 }
 
 TEST(ThreadGroup, AReceiveOfAnotherLengthIsAnErrorForBoth) {
-  run_ranks(2, [](World& world) {
-    GroupUnderTest group = make_group(world);
-    HostTensor<float> data(group.rank() == 0 ? 8 : 9);
+  run_ranks(2, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    SiteTensor<float> data(site, group.rank() == 0 ? 8 : 9);
     if (group.rank() == 0) group.comm->send(data.view(), 1, *group.stream);
     if (group.rank() == 1) group.comm->recv(data.view(), 0, *group.stream);
     EXPECT_EQ(group.synchronize().code(), StatusCode::kInternal);
@@ -61,10 +62,10 @@ TEST(ThreadGroup, AReceiveOfAnotherLengthIsAnErrorForBoth) {
 }
 
 TEST(ThreadWorld, AbortEndsEveryGroupAndThoseToCome) {
-  run_ranks(3, [](World& world) {
-    GroupUnderTest tp = make_group(world, "tp", 600);
-    GroupUnderTest stage = make_group(world, "stage", 600);
-    HostTensor<float> data(10);
+  run_ranks(3, [](World& world, Site& site) {
+    GroupUnderTest tp = make_group(world, site, "tp", 600);
+    GroupUnderTest stage = make_group(world, site, "stage", 600);
+    SiteTensor<float> data(site, 10);
     if (world.rank_info().rank == 1) {
       world.abort(unavailable("rank 7 died"));
     } else {
@@ -74,31 +75,15 @@ TEST(ThreadWorld, AbortEndsEveryGroupAndThoseToCome) {
     // Waits for the abort, wherever this rank is.
     EXPECT_EQ(world.barrier(Deadline::after_seconds(10)).code(), StatusCode::kUnavailable);
     EXPECT_EQ(stage.comm->poll().message(), "rank 7 died");
-    EXPECT_EQ(make_group(world, "late").comm->poll().message(), "rank 7 died");
+    EXPECT_EQ(make_group(world, site, "late").comm->poll().message(), "rank 7 died");
     EXPECT_EQ(world.close(Deadline::after_seconds(1)).code(), StatusCode::kUnavailable);
   });
 }
 
 TEST(ThreadWorld, ABarrierHasADeadline) {
-  run_ranks(2, [](World& world) {
+  run_ranks(2, [](World& world, Site&) {
     if (world.rank_info().rank == 1) return;
     EXPECT_EQ(world.barrier(Deadline::after_seconds(0.05)).code(), StatusCode::kDeadlineExceeded);
-  });
-}
-
-// A captured sequence replays with the values of the time.
-TEST(ThreadCommunicator, ReplaysInsideACapture) {
-  run_ranks(2, [](World& world) {
-    GroupUnderTest group = make_group(world);
-    HostTensor<int64_t> data(1);
-    data[0] = 1;
-    group.stream->begin_capture();
-    group.comm->all_reduce(data.view(), ReduceOp::kSum, *group.stream);
-    auto graph = group.stream->end_capture();
-    for (int replay = 0; replay < 10; ++replay)
-      for (const device::CpuTask& task : graph) group.stream->enqueue(task);
-    ASSERT_TRUE(group.synchronize().ok());
-    EXPECT_EQ(data[0], 1024);
   });
 }
 
