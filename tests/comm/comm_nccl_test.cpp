@@ -46,6 +46,7 @@ class Watchdog {
       std::unique_lock lock(mutex_);
       Deadline deadline = Deadline::after_seconds(kCaseSeconds);
       if (gone_.wait_until(lock, deadline.when(), [this] { return leaving_; })) return;
+      std::fflush(stdout);
       std::fprintf(stderr, "%s did not end in %.0f s\n", watched, kCaseSeconds);
       std::_Exit(1);
     });
@@ -77,8 +78,8 @@ Result<std::unique_ptr<Communicator>> make_connected(World& world,
                    make_nccl_communicator(world, world_ranks, name, world.rank_info().rank));
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> hosts,
                    world.make_communicator(world_ranks, name + " connected"));
-  device::CpuStream stream({.name = "connected"});
   int32_t here = 1;
+  device::CpuStream stream({.name = "connected"});
   hosts->all_reduce(Tensor::contiguous(&here, DType::kI32, {1}), ReduceOp::kSum, stream);
   RETURN_IF_ERROR(stream.synchronize(Deadline::after_seconds(kMeetSeconds)));
   return comm;
@@ -110,7 +111,7 @@ TEST_P(NcclConformance, Case) {
   auto [size, tried] = GetParam();
   const kernels::CudaModule* module = cuda_module().value();
   if (size > module->visible_devices()) GTEST_SKIP() << "fewer than " << size << " GPUs";
-  Watchdog watchdog(tried.name);
+  Watchdog watchdog(testing::UnitTest::GetInstance()->current_test_info()->name());
   ThreadWorld world(size, {.collective_timeout = std::chrono::seconds(30)});
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank)

@@ -23,7 +23,7 @@ class GroupUnderTest {
   int rank() const { return comm->info().rank; }
   int size() const { return comm->info().size; }
   // Until the stream has run what was issued, or failed. Where operations do not end themselves, a group that
-  // has an error ends here.
+  // has an error, or takes too long, ends here.
   Status synchronize(double seconds = 30);
 
   std::shared_ptr<Communicator> comm;
