@@ -272,19 +272,20 @@ Status Supervisor::start(const Job& job) {
   if (!begun.ok())
     return begun.status().code() == StatusCode::kFailedPrecondition ? ok_status() : begun.status();
   Result<std::string> handle = parts_.launcher.launch(plan.value());
-  if (!handle.ok()) {
-    return write({.job = job.id,
-                  .attempt = number,
-                  .to = kRecovering,
-                  .reason = "launch_failed",
-                  .message = handle.status().message(),
-                  .attempt_change = AttemptChange{
-                      .state = AttemptState::kEnded, .reason = "launch_failed", .exit_code = -1}});
-  }
+  if (!handle.ok()) return launch_failed(job.id, number, handle.status());
   log_info("{}: attempt {} with {} ranks", job_name(job.id), number, plan.value().num_ranks);
   Outcome found =
       parts_.commit(ChangeAttempt{.job = job.id, .attempt = number, .change = {.handle = handle.value()}});
   return found.status();
+}
+
+Status Supervisor::launch_failed(JobId id, int64_t number, const Status& why) {
+  // A user may have had a wish since the attempt was begun.
+  ASSIGN_OR_RETURN(Job job, parts_.store.job(id));
+  ChangeJob change{.job = id, .expected_version = job.version, .attempt = number, .message = why.message()};
+  change.attempt_change =
+      AttemptChange{.state = AttemptState::kEnded, .reason = "launch_failed", .exit_code = -1};
+  return settle(job, std::move(change), "launch_failed");
 }
 
 // A change that came too late is no error: the next tick sees the newer state.

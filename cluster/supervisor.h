@@ -76,6 +76,7 @@ class Supervisor {
   Status start_recovering(const Job& job);
   Status start_waiting();
   Status start(const Job& job);
+  Status launch_failed(JobId id, int64_t number, const Status& why);
   Result<bool> start_if_room(const Job& job);
   Status write(ChangeJob change);
   int quick_failures(const std::vector<Attempt>& attempts) const;

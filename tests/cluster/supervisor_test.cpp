@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 
 #include "cluster/store/sqlite_store.h"
@@ -33,6 +34,7 @@ class FakeMachine : public Launcher {
   std::string_view name() const override { return "fake"; }
   int num_slots() const override { return slots; }
   Result<std::string> launch(const LaunchRequest& request) override {
+    if (on_launch) on_launch();
     if (refuses) return failed_precondition("no mpirun");
     processes.push_back({.request = request});
     return std::to_string(processes.size() - 1);
@@ -65,6 +67,7 @@ class FakeMachine : public Launcher {
 
   int slots = 2;
   bool refuses = false;
+  std::function<void()> on_launch;  // while it is being launched
   std::vector<Process> processes;
   std::set<std::string> swept;
 };
@@ -389,6 +392,31 @@ TEST_F(SupervisorTest, ALaunchThatFailsIsTriedAgain) {
   machine_.refuses = false;
   tick(100);
   EXPECT_EQ(state(id), kStarting);
+}
+
+TEST_F(SupervisorTest, LaunchesThatAlwaysFailAreGivenUp) {
+  JobId replica = submit(JobKind::kServe);
+  JobId bench = submit(JobKind::kBench);
+  machine_.refuses = true;
+  for (int i = 0; i < 20; ++i) tick(100);
+  EXPECT_EQ(state(replica), kFailed);
+  EXPECT_EQ(job(replica).reason, "crash_loop");
+  EXPECT_EQ(job(replica).attempt, 8);
+  EXPECT_EQ(job(bench).reason, "attempts_exhausted");
+  EXPECT_EQ(job(bench).attempt, 3);
+  EXPECT_EQ(job(bench).message, "no mpirun");
+}
+
+TEST_F(SupervisorTest, AWishDuringALaunchThatFailsIsKept) {
+  machine_.refuses = true;
+  JobId suspended = submit(JobKind::kServe);
+  machine_.on_launch = [&] { wish(suspended, kStarting, Intent::kSuspend); };
+  tick();
+  EXPECT_EQ(state(suspended), kSuspended);
+  JobId cancelled = submit(JobKind::kServe);
+  machine_.on_launch = [&] { wish(cancelled, kCancelling); };
+  tick();
+  EXPECT_EQ(state(cancelled), kCancelled);
 }
 
 TEST_F(SupervisorTest, JobsExpireWhereverTheyAre) {
