@@ -16,11 +16,16 @@ using enum JobState;
 constexpr int kActiveAtOnce = 10'000;
 constexpr int kWaitingAtOnce = 64;
 constexpr const char* kLost = "launch_interrupted";
+constexpr const char* kSuspendedWhy = "suspended";
 
 bool holds_slots(const Job& job) {
   return job.state == kStarting || job.state == kRunning || job.state == kCancelling ||
          job.state == kFinalizing;
 }
+
+// What a crash of ours interrupted, or a user suspended, is not the job's failure.
+bool is_failure(std::string_view why) { return why != kLost && why != kSuspendedWhy; }
+bool is_failure(const Attempt& attempt) { return is_failure(attempt.reason); }
 
 }  // namespace
 
@@ -95,7 +100,7 @@ std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt
   const Live& live = live_.at(job.id);
   int64_t now = parts_.now_us();
   if (job.state == kCancelling) return "cancelled";
-  if (job.intent == Intent::kSuspend) return "suspended";
+  if (job.intent == Intent::kSuspend) return kSuspendedWhy;
   if (!live.why.empty()) return live.why;
   if (job.expires_us != 0 && job.expires_us <= now) return "expired";
   if (job.state == kStarting && now - attempt.started_us > parts_.options.start_timeout_us)
@@ -167,12 +172,11 @@ Status Supervisor::settle(const Job& job, ChangeJob change, const std::string& w
 
 Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::string& why) {
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
-  // What a crash of ours interrupted is not the job's failure.
   auto failures = std::count_if(
-      attempts.begin(), attempts.end(), [](const Attempt& attempt) { return attempt.reason != kLost; });
+      attempts.begin(), attempts.end(), [](const Attempt& attempt) { return is_failure(attempt); });
   bool over = job.kind == JobKind::kBench ? failures >= parts_.options.max_attempts
                                           : quick_failures(attempts) >= parts_.options.max_quick_failures;
-  change.to = over && why != kLost ? kFailed : kRecovering;
+  change.to = over && is_failure(why) ? kFailed : kRecovering;
   change.reason = change.to == kRecovering      ? why
                   : job.kind == JobKind::kBench ? "attempts_exhausted"
                                                 : "crash_loop";
@@ -185,7 +189,7 @@ int Supervisor::quick_failures(const std::vector<Attempt>& attempts) const {
   for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
     int64_t ended = attempt->ended_us == 0 ? parts_.now_us() : attempt->ended_us;
     if (ended - attempt->started_us >= parts_.options.stable_us) break;
-    if (attempt->reason != kLost) ++count;
+    if (is_failure(*attempt)) ++count;
   }
   return count;
 }

@@ -137,6 +137,7 @@ class SupervisorTest : public ::testing::Test {
   void wish(JobId id, JobState to, Intent intent = Intent::kNone) {
     ASSERT_TRUE(commit(ChangeJob{.job = id, .to = to, .intent = intent, .reason = "by_user"}).ok());
   }
+  void start_and_suspend(JobId id, size_t process);
   void write_result(JobId id) {
     std::string folder = folder_.file("jobs") + "/" + job_name(id) + "/" + std::to_string(job(id).attempt);
     std::filesystem::create_directories(folder);
@@ -319,6 +320,60 @@ TEST_F(SupervisorTest, SuspendAndResume) {
   tick();
   EXPECT_EQ(state(id), kStarting);
   EXPECT_EQ(job(id).attempt, 2);
+}
+
+// Launches `id` as process `process` and suspends it.
+void SupervisorTest::start_and_suspend(JobId id, size_t process) {
+  tick(100);
+  tick();
+  ASSERT_EQ(machine_.processes.size(), process + 1);
+  wish(id, kRunning, Intent::kSuspend);
+  tick();
+  machine_.exit(process, 143);
+}
+
+TEST_F(SupervisorTest, WhatWasSuspendedHasNotFailed) {
+  JobId id = submit(JobKind::kBench);
+  for (size_t process = 0; process < 5; ++process) {
+    start_and_suspend(id, process);
+    tick();
+    ASSERT_EQ(state(id), kSuspended);
+    wish(id, kQueued);
+  }
+  tick(100);
+  machine_.exit(5, 7);
+  tick();
+  tick();
+  EXPECT_EQ(state(id), kRecovering) << "its first failure";
+}
+
+TEST_F(SupervisorTest, WhatWasResumedWhileItEndedHasNotFailed) {
+  machine_.slots = 1;
+  JobId replica = submit(JobKind::kServe);
+  for (size_t process = 0; process < 10; ++process) {
+    tick(100);
+    ASSERT_EQ(machine_.processes.size(), process + 1);
+    enrol(replica);
+    wish(replica, kRunning, Intent::kSuspend);
+    tick();
+    wish(replica, kRunning);  // too late for the process
+    machine_.exit(process, 143);
+    tick();
+    ASSERT_EQ(state(replica), kRecovering) << process;
+  }
+  wish(replica, kCancelling);
+  tick();
+  JobId bench = submit(JobKind::kBench);
+  for (size_t process = 10; process < 12; ++process) {
+    tick(100);
+    tick();
+    machine_.exit(process, 7);
+    tick();
+  }
+  start_and_suspend(bench, 12);
+  wish(bench, kRunning);
+  tick();
+  EXPECT_EQ(state(bench), kRecovering) << "two failures, and an end that was asked for";
 }
 
 TEST_F(SupervisorTest, AReplicaThatDoesNotAnswerIsKilled) {
