@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <set>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -27,21 +27,27 @@ class HttpWatch : public ReplicaWatch {
 
   void watch(const std::string& endpoint) override {
     std::lock_guard lock(mutex_);
-    last_well_.try_emplace(endpoint, Clock::now());
+    failing_.try_emplace(endpoint);
   }
   void forget(const std::string& endpoint) override {
     std::lock_guard lock(mutex_);
-    last_well_.erase(endpoint);
     failing_.erase(endpoint);
   }
   int64_t failing_us(const std::string& endpoint) override {
     std::lock_guard lock(mutex_);
-    if (!failing_.contains(endpoint)) return 0;
-    return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - last_well_.at(endpoint))
-        .count();
+    auto entry = failing_.find(endpoint);
+    if (entry == failing_.end() || !entry->second) return 0;
+    Duration failing = entry->second->last - entry->second->first;
+    return std::chrono::duration_cast<std::chrono::microseconds>(failing).count();
   }
 
  private:
+  // Probes that failed in a row. Until the next one nothing is known: a round of probes may take long.
+  struct Failing {
+    TimePoint first;
+    TimePoint last;
+  };
+
   void run() {
     while (true) {
       std::vector<std::string> endpoints;
@@ -49,31 +55,34 @@ class HttpWatch : public ReplicaWatch {
         std::unique_lock lock(mutex_);
         wake_.wait_for(lock, period_, [this] { return stopping_; });
         if (stopping_) return;
-        for (const auto& [endpoint, when] : last_well_) endpoints.push_back(endpoint);
+        for (const auto& [endpoint, failing] : failing_) endpoints.push_back(endpoint);
       }
-      for (const std::string& endpoint : endpoints) ask(endpoint);
+      for (const std::string& endpoint : endpoints) {
+        if (stopping()) return;
+        ask(endpoint);
+      }
     }
+  }
+  bool stopping() {
+    std::lock_guard lock(mutex_);
+    return stopping_;
   }
   void ask(const std::string& endpoint) {
     auto answer = http::request({.url = endpoint + "/livez"}, Deadline::after(timeout_));
     bool well = answer.ok() && answer.value().status == 200;
     std::lock_guard lock(mutex_);
-    auto entry = last_well_.find(endpoint);
-    if (entry == last_well_.end()) return;
-    if (well) {
-      entry->second = Clock::now();
-      failing_.erase(endpoint);
-    } else {
-      failing_.insert(endpoint);
-    }
+    auto entry = failing_.find(endpoint);
+    if (entry == failing_.end()) return;
+    TimePoint now = Clock::now();
+    std::optional<Failing>& failing = entry->second;
+    failing = well ? std::nullopt : std::optional(Failing{failing ? failing->first : now, now});
   }
 
   const Duration period_;
   const Duration timeout_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<std::string, TimePoint> last_well_;
-  std::set<std::string> failing_;
+  std::map<std::string, std::optional<Failing>> failing_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -16,7 +16,7 @@ class ReplicaWatch {
   // Begins to ask, or goes on asking.
   virtual void watch(const std::string& endpoint) = 0;
   virtual void forget(const std::string& endpoint) = 0;
-  // How long it has not said that it is well; 0 when the last answer did.
+  // From the first to the last of the probes that failed in a row; 0 when the last one did not.
   virtual int64_t failing_us(const std::string& endpoint) = 0;
 };
 

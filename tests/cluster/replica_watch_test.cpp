@@ -1,0 +1,111 @@
+// The watch over real sockets: replicas that answer, that refuse and that say nothing.
+#include "cluster/replica_watch.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "src/http/server.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Accepts connections and never says a word.
+class SilentReplica {
+ public:
+  SilentReplica() : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(socket_, generic, size), 0);
+    EXPECT_EQ(listen(socket_, 64), 0);
+    EXPECT_EQ(getsockname(socket_, generic, &size), 0);
+    url_ = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  }
+  ~SilentReplica() { close(socket_); }
+  SilentReplica(const SilentReplica&) = delete;
+  SilentReplica& operator=(const SilentReplica&) = delete;
+  // As many names of it as one likes.
+  std::string url(int number) const { return url_ + "/" + std::to_string(number); }
+
+ private:
+  int socket_;
+  std::string url_;
+};
+
+// Says what `status_of` says to the n-th probe.
+class Replica {
+ public:
+  explicit Replica(std::function<int(int)> status_of)
+      : server_(
+            std::move(http::Server::create({}, [this, status_of](const http::Request&, const auto& writer) {
+              int status = status_of(++num_probes);
+              writer->send({.status = status, .body = "{}"});
+            })).value()) {}
+  std::string url() const { return server_->url(); }
+  std::atomic<int> num_probes = 0;
+
+ private:
+  std::unique_ptr<http::Server> server_;
+};
+
+template <typename Condition>
+bool wait_for(const Condition& condition) {
+  for (Deadline patience = Deadline::after(std::chrono::seconds(10)); !patience.expired();) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return false;
+}
+
+TEST(ReplicaWatch, OneFailedProbeCountsFromItselfAndNotForLong) {
+  Replica replica([](int probe) { return probe == 3 ? 503 : 200; });
+  SilentReplica silent;
+  auto watch = make_http_watch(milliseconds(50), milliseconds(200));
+  watch->watch(replica.url());
+  for (int i = 0; i < 3; ++i) watch->watch(silent.url(i));
+  int64_t longest_us = 0;
+  ASSERT_TRUE(wait_for([&] {
+    longest_us = std::max(longest_us, watch->failing_us(replica.url()));
+    return replica.num_probes >= 5;
+  }));
+  EXPECT_LT(longest_us, 100'000) << "a round of the others takes 600 ms";
+}
+
+TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
+  std::atomic<bool> well = false;
+  Replica replica([&](int) { return well ? 200 : 503; });
+  auto watch = make_http_watch(milliseconds(10), milliseconds(200));
+  EXPECT_EQ(watch->failing_us(replica.url()), 0);
+  watch->watch(replica.url());
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) > 50'000; }));
+  well = true;
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) == 0; }));
+  well = false;
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) > 0; }));
+  watch->forget(replica.url());
+  EXPECT_EQ(watch->failing_us(replica.url()), 0);
+}
+
+TEST(ReplicaWatch, ItEndsWithoutAskingTheOthers) {
+  SilentReplica silent;
+  auto watch = make_http_watch(milliseconds(1), milliseconds(400));
+  for (int i = 0; i < 8; ++i) watch->watch(silent.url(i));
+  std::this_thread::sleep_for(milliseconds(100));
+  auto begin = Clock::now();
+  watch.reset();
+  EXPECT_LT(seconds_between(begin, Clock::now()), 1.5);
+}
+
+}  // namespace
+}  // namespace llm_dist::cluster
