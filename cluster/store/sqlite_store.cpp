@@ -1,7 +1,9 @@
 #include "cluster/store/sqlite_store.h"
 
+#include <algorithm>
 #include <mutex>
 #include <random>
+#include <thread>
 
 #include "cluster/store/location.h"
 #include "cluster/store/sqlite_commands.h"
@@ -12,6 +14,10 @@
 
 namespace llm_dist::cluster {
 namespace {
+
+// Between two tries to learn what became of a commit; doubles.
+constexpr Duration kFirstPause = std::chrono::milliseconds(20);
+constexpr Duration kLongestPause = std::chrono::seconds(5);
 
 Result<std::unique_ptr<Database>> open_writer(const SqliteStoreOptions& options) {
   ASSIGN_OR_RETURN(auto database, Database::open({.path = options.path, .vfs = options.vfs}));
@@ -62,8 +68,12 @@ class SqliteStore : public Store {
   Status begin_batch(const std::string& name);
   Status carry_out_each(std::span<Pending> batch);
   Status rolled_back(const Status& cause);
-  // After a commit that failed: ok when the batch was written after all, and durably.
+  // After a commit that failed: ok when the batch was written after all, and durably. It tries until it
+  // knows.
   Status resolve(const std::string& name, const Status& cause);
+  // An error: not known yet. `written` is what the tries before have found.
+  Status look_up(const std::string& name, bool& written);
+  Status write_log_back();
   Status reopen_writer();
   Result<std::string> last_batch();
 
@@ -120,20 +130,45 @@ Result<std::string> SqliteStore::last_batch() {
 }
 
 Status SqliteStore::reopen_writer() {
+  writer_.reset();
   ASSIGN_OR_RETURN(writer_, open_writer(options_));
   return ok_status();
 }
 
-Status SqliteStore::resolve(const std::string& name, const Status& cause) {
-  log_warning("the store's commit failed, its outcome is looked up: {}", cause.message());
+// Copies the log into the database and empties it. The first column of the answer: something was in the way.
+Status SqliteStore::write_log_back() {
+  Statement checkpoint = writer_->prepare("PRAGMA wal_checkpoint(TRUNCATE)");
+  ASSIGN_OR_RETURN(bool row, checkpoint.step());
+  if (row && checkpoint.integer(0) == 0) return ok_status();
+  return unavailable("a checkpoint could not be completed: the store is being read");
+}
+
+Status SqliteStore::look_up(const std::string& name, bool& written) {
   RETURN_IF_ERROR(reopen_writer());
   ASSIGN_OR_RETURN(std::string last, last_batch());
   // What one sync failed to write another need not find again: only a checkpoint copies it to where it lasts.
-  if (last == name) return writer_->execute("PRAGMA wal_checkpoint(TRUNCATE)");
-  // The lost frames may still reach the disk: the next commit overwrites them, and only then are they gone.
+  RETURN_IF_ERROR(write_log_back());
+  written = written || last == name;
+  // The old log, with or without the batch, may still be what the disk holds: the next commit begins it anew,
+  // and only then it is gone.
   RETURN_IF_ERROR(begin_batch(next_batch_name()));
-  RETURN_IF_ERROR(writer_->execute("COMMIT"));
-  return cause;
+  return writer_->execute("COMMIT");
+}
+
+Status SqliteStore::resolve(const std::string& name, const Status& cause) {
+  // The frame that makes a batch count is written last: where the disk was full before it, nothing counts.
+  if (cause.code() == StatusCode::kResourceExhausted) return cause;
+  log_warning("the store's commit failed, its outcome is looked up: {}", cause.message());
+  const Deadline patience = Deadline::after(options_.longest_doubt);
+  bool written = false;
+  for (Duration pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    Status known = look_up(name, written);
+    if (known.ok()) return written ? known : cause;
+    // It may be known to the coordinator that took over; this one carries nothing out any more.
+    if (known.code() == StatusCode::kAborted || patience.expired()) return known;
+    log_error("what became of a commit is not known yet, and nobody is answered: {}", known.message());
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 Status SqliteStore::apply(std::span<Pending> batch) {

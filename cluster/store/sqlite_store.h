@@ -5,12 +5,16 @@
 #include <string>
 
 #include "cluster/store/store.h"
+#include "src/base/clock.h"
 
 namespace llm_dist::cluster {
 
 struct SqliteStoreOptions {
   std::string path;
   std::string vfs{};  // name of a registered SQLite VFS whose files are not the kernel's; empty: the kernel's
+  // How long apply() tries to learn what became of a commit that failed; then it returns an error that leaves
+  // it open. For who throws the process away after that, as tests of crashes do.
+  Duration longest_doubt = std::chrono::hours(24 * 365);
 };
 
 // Makes the file if it is missing, migrates an older schema, takes the next epoch. failed_precondition: a

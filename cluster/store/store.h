@@ -43,8 +43,9 @@ class Store {
 
   // Carries out the commands in order, all in one transaction and each by itself: one that fails leaves the
   // others alone. Durable when it returns. Every outcome is set and certain: if the commit's own outcome is
-  // unknown it is looked up before this returns. The Status is an error when nothing was written, and then
-  // every outcome is that error.
+  // unknown it is looked up before this returns, again and again while the disk refuses even that. So this
+  // blocks for as long as a broken disk stays broken: an answer that might be wrong is worse. The Status is
+  // an error when nothing was written, and then every outcome is that error.
   virtual Status apply(std::span<Pending> batch) = 0;
 
   virtual Result<Job> job(JobId id) = 0;

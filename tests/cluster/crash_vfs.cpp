@@ -10,6 +10,7 @@ namespace llm_dist::cluster::testing {
 namespace {
 
 constexpr int64_t kSectorBytes = 512;
+constexpr size_t kIndexHeaderBytes = 136;  // of the shared memory; see SQLite's walformat
 
 struct Handle {
   sqlite3_file base;  // first, as SQLite demands
@@ -57,6 +58,7 @@ int file_read(sqlite3_file* base, void* to, int size, sqlite3_int64 offset) {
 
 int file_write(sqlite3_file* base, const void* data, int size, sqlite3_int64 offset) {
   Handle& handle = handle_of(base);
+  if (handle.vfs->full()) return SQLITE_FULL;
   return handle.vfs->write(**handle.file, offset, data, size) ? SQLITE_OK : SQLITE_IOERR_WRITE;
 }
 int file_truncate(sqlite3_file* base, sqlite3_int64 size) {
@@ -120,6 +122,10 @@ int memory_lock(sqlite3_file* base, int first, int count, int flags) {
   std::lock_guard lock(handle.vfs->mutex());
   int* locks = (*handle.file)->memory_locks;
   bool exclusive = (flags & SQLITE_SHM_EXCLUSIVE) != 0;
+  // Recovery takes this lock together with the next one.
+  constexpr int kCheckpointLock = 1;
+  bool checkpoint = first == kCheckpointLock && count == 1 && (flags & SQLITE_SHM_LOCK) != 0;
+  if (checkpoint && !handle.vfs->takes_checkpoint_lock()) return SQLITE_BUSY;
   for (int i = first; i < first + count && (flags & SQLITE_SHM_LOCK) != 0; ++i) {
     if (exclusive ? locks[i] != 0 : locks[i] < 0) return SQLITE_BUSY;
   }
@@ -244,6 +250,33 @@ void CrashVfs::fail_next_sync(std::string suffix) {
   std::lock_guard lock(mutex_);
   failing_suffix_ = std::move(suffix);
 }
+void CrashVfs::fail_next_sync_and_forget(std::string suffix) {
+  fail_next_sync(std::move(suffix));
+  std::lock_guard lock(mutex_);
+  forgets_ = true;
+}
+void CrashVfs::set_full(bool full) {
+  std::lock_guard lock(mutex_);
+  full_ = full;
+}
+bool CrashVfs::full() {
+  std::lock_guard lock(mutex_);
+  return full_;
+}
+void CrashVfs::refuse_openings(int num) {
+  std::lock_guard lock(mutex_);
+  refused_openings_ = num;
+}
+void CrashVfs::refuse_checkpoints(int num) {
+  std::lock_guard lock(mutex_);
+  refused_checkpoints_ = num;
+}
+bool CrashVfs::takes_checkpoint_lock() { return refused_checkpoints_ == 0 || --refused_checkpoints_ < 0; }
+void CrashVfs::forget_shared_memory() {
+  for (auto& [path, file] : files_) {
+    for (auto& region : file->shared_memory) std::memset(region.get(), 0, kIndexHeaderBytes);
+  }
+}
 void CrashVfs::set_sync_duration(std::chrono::microseconds duration) {
   std::lock_guard lock(mutex_);
   sync_duration_ = duration;
@@ -261,6 +294,10 @@ std::shared_ptr<CrashFile> CrashVfs::open(const std::string& path, bool create) 
   std::lock_guard lock(mutex_);
   auto found = files_.find(path);
   if (dead_) return nullptr;
+  if (refused_openings_ > 0 && path.find('-') == std::string::npos) {
+    --refused_openings_;
+    return nullptr;
+  }
   if (found != files_.end()) return found->second;
   if (!create) return nullptr;
   return files_[path] = std::make_shared<CrashFile>();
@@ -315,6 +352,8 @@ bool CrashVfs::sync(CrashFile& file, const std::string& path) {
   ++num_syncs_;
   if (!failing_suffix_.empty() && path.ends_with(failing_suffix_)) {
     failing_suffix_.clear();
+    if (forgets_) forget_shared_memory();
+    forgets_ = false;
     return false;
   }
   if (lying_) return true;

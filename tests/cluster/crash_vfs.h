@@ -52,6 +52,14 @@ class CrashVfs {
   void set_lying(bool lying);
   // The next sync of the file whose name ends so fails; what it should have written stays unsynced.
   void fail_next_sync(std::string suffix);
+  // The same, and what the connections share about the log is lost with it: whoever reads next finds in the
+  // log what the sync should have written.
+  void fail_next_sync_and_forget(std::string suffix);
+  // Nothing more can be written until it has room again.
+  void set_full(bool full);
+  // The next `num` openings of a database fail, and the next `num` checkpoints find another one under way.
+  void refuse_openings(int num);
+  void refuse_checkpoints(int num);
   void set_sync_duration(std::chrono::microseconds duration);
   // While held, syncs wait.
   void hold_syncs(bool hold);
@@ -64,12 +72,15 @@ class CrashVfs {
   bool write(CrashFile& file, int64_t offset, const void* data, size_t size);
   bool truncate(CrashFile& file, int64_t size);
   bool sync(CrashFile& file, const std::string& path);
+  bool takes_checkpoint_lock();  // under the mutex
+  bool full();
   std::mutex& mutex() { return mutex_; }
   bool dead() const { return dead_; }
 
  private:
   bool operation_fails();  // under the mutex
   void tear(CrashFile& file);
+  void forget_shared_memory();
 
   const std::string name_;
   std::unique_ptr<sqlite3_vfs> vfs_;
@@ -81,6 +92,10 @@ class CrashVfs {
   bool lying_ = false;
   bool held_ = false;
   std::string failing_suffix_;
+  bool forgets_ = false;
+  bool full_ = false;
+  int refused_openings_ = 0;
+  int refused_checkpoints_ = 0;
   std::chrono::microseconds sync_duration_{0};
   int64_t num_syncs_ = 0;
 };

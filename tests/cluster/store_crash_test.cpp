@@ -19,6 +19,11 @@ using testing::apply_one;
 using testing::CrashVfs;
 using testing::to_state;
 
+// The process ends with its disk: a commit in doubt is not looked up for ever.
+Result<std::unique_ptr<Store>> open_on(const CrashVfs& disk) {
+  return open_sqlite_store({.path = "s", .vfs = disk.name(), .longest_doubt = Duration::zero()});
+}
+
 // What a client that forgets nothing knows.
 struct Ledger {
   std::map<std::string, JobId> acknowledged;    // by idempotency key
@@ -77,7 +82,7 @@ class CrashRun {
 
  private:
   std::unique_ptr<Store> open() {
-    auto opened = open_sqlite_store({.path = "s", .vfs = disk_.name()});
+    auto opened = open_on(disk_);
     if (opened.ok()) return std::make_unique<MutantStore>(std::move(opened).value(), lacks_);
     if (!disk_.crashed()) violate("the store does not open: " + opened.status().to_string());
     return nullptr;
@@ -224,7 +229,7 @@ TEST(StoreCrash, TheCheckFindsAMissingEpochCheck) {
 TEST(StoreCrash, AFailedSyncIsResolvedBeforeTheAnswer) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     CrashVfs disk("doubt-" + std::to_string(seed), seed);
-    auto store = std::move(open_sqlite_store({.path = "s", .vfs = disk.name()})).value();
+    auto store = std::move(open_on(disk)).value();
     ASSERT_TRUE(apply_one(*store, a_job("before")).ok());
     disk.fail_next_sync("-wal");
     Outcome doubtful = apply_one(*store, a_job("doubtful"));
@@ -234,11 +239,44 @@ TEST(StoreCrash, AFailedSyncIsResolvedBeforeTheAnswer) {
     EXPECT_FALSE(lost.ok());
     store.reset();
     disk.restart();
-    store = std::move(open_sqlite_store({.path = "s", .vfs = disk.name()})).value();
+    store = std::move(open_on(disk)).value();
     Outcome again = apply_one(*store, a_job("doubtful"));
     ASSERT_TRUE(again.ok()) << again.status().to_string();
     EXPECT_EQ(again.value().replayed, doubtful.ok()) << "seed " << seed;
   }
+}
+
+// The log is read anew after the failed sync and holds the batch: it counts, and only a checkpoint makes it
+// last, which others may hold up for a while.
+TEST(StoreCrash, WhatIsFoundAfterAFailedSyncLastsBeforeTheAnswer) {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    CrashVfs disk("found-" + std::to_string(seed), seed);
+    auto store = std::move(open_sqlite_store({.path = "s", .vfs = disk.name()})).value();
+    ASSERT_TRUE(apply_one(*store, a_job("before")).ok());
+    disk.fail_next_sync_and_forget("-wal");
+    disk.refuse_openings(1);
+    disk.refuse_checkpoints(2);
+    Outcome found = apply_one(*store, a_job("found"));
+    ASSERT_TRUE(found.ok()) << found.status().to_string();
+    EXPECT_EQ(store->jobs({}).value().size(), 2u);
+    disk.crash_after(1);
+    store.reset();
+    disk.restart();
+    store = std::move(open_on(disk)).value();
+    EXPECT_TRUE(store->job(found.value().id).ok()) << "seed " << seed;
+  }
+}
+
+TEST(StoreCrash, AFullDiskIsSaidAtOnceAndMendsItself) {
+  CrashVfs disk("full");
+  auto store = std::move(open_sqlite_store({.path = "s", .vfs = disk.name()})).value();
+  disk.set_full(true);
+  EXPECT_EQ(apply_one(*store, a_job("k")).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(apply_one(*store, a_job("k")).status().code(), StatusCode::kResourceExhausted);
+  disk.set_full(false);
+  Outcome written = apply_one(*store, a_job("k"));
+  ASSERT_TRUE(written.ok()) << written.status().to_string();
+  EXPECT_FALSE(written.value().replayed);
 }
 
 }  // namespace
