@@ -2,10 +2,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "cluster/job_spec.h"
@@ -21,17 +23,34 @@ void add_number(std::vector<std::string>& arguments, const char* flag, int value
   if (value > 0) arguments.insert(arguments.end(), {flag, std::to_string(value)});
 }
 
+Status errno_status(const std::string& file) {
+  return failed_precondition(format("{}: {}", file, strerror(errno)));
+}
+
+Status write_synced(const std::string& file, const std::string& text) {
+  ::unlink(file.c_str());  // what a crash left, with a mode that is not known
+  int to = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (to < 0) return errno_status(file);
+  errno = ENOSPC;  // a write that is cut short sets none
+  bool whole = ::write(to, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  Status status = whole && fsync(to) == 0 ? ok_status() : errno_status(file);
+  ::close(to);
+  return status;
+}
+
+// A crash leaves no file or a whole one.
+Status make_secret(const std::string& file) {
+  std::string part = file + ".part";
+  Status status = write_synced(part, http::random_hex(kSecretBytes));
+  if (status.ok() && ::rename(part.c_str(), file.c_str()) != 0) status = errno_status(file);
+  if (!status.ok()) ::unlink(part.c_str());
+  return status;
+}
+
 }  // namespace
 
 Result<AttemptSecrets> AttemptSecrets::open(const std::string& file) {
-  int made = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
-  if (made >= 0) {
-    std::string secret = http::random_hex(kSecretBytes);
-    bool written = ::write(made, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());
-    written = fsync(made) == 0 && written;
-    ::close(made);
-    if (!written) return failed_precondition(format("{}: {}", file, strerror(errno)));
-  }
+  if (std::error_code error; !std::filesystem::exists(file, error)) RETURN_IF_ERROR(make_secret(file));
   std::string secret;
   if (!(std::ifstream(file) >> secret) || secret.size() != 2 * kSecretBytes) {
     return failed_precondition(format("{} holds no secret: remove it to have a new one made", file));

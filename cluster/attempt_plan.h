@@ -15,7 +15,7 @@ class AttemptSecrets {
  public:
   // `root` is the content of the coordinator's secret file.
   explicit AttemptSecrets(std::string root) : root_(std::move(root)) {}
-  // Reads it, or makes it (mode 0600) where there is none.
+  // Reads it, or makes it (mode 0600) where there is none: whole, or not at all.
   static Result<AttemptSecrets> open(const std::string& file);
 
   // What the replica proves itself with, once.
