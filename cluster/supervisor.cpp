@@ -47,12 +47,14 @@ Status Supervisor::tick() {
   ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.jobs(active));
   std::reverse(jobs.begin(), jobs.end());  // oldest first
   slots_used_ = 0;
+  recovering_waits_ = false;
   for (const Job& job : jobs) {
     if (holds_slots(job)) slots_used_ += read_job_spec(job.spec).num_ranks();
   }
   for (const Job& job : jobs) RETURN_IF_ERROR(look_after(job));
   RETURN_IF_ERROR(expire_waiting());
-  return start_waiting();
+  // Small jobs that are new would keep a large one that failed from ever coming back.
+  return recovering_waits_ ? ok_status() : start_waiting();
 }
 
 Status Supervisor::look_after(const Job& job) {
@@ -225,7 +227,9 @@ Status Supervisor::start_recovering(const Job& job) {
   int64_t due =
       attempts.back().ended_us + backoff_us(parts_.options, job.id, std::max(1, quick_failures(attempts)));
   if (parts_.now_us() < due) return ok_status();
-  return start_if_room(job).status();
+  ASSIGN_OR_RETURN(bool room, start_if_room(job));
+  if (!room) recovering_waits_ = true;
+  return ok_status();
 }
 
 Status Supervisor::start_waiting() {

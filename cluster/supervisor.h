@@ -85,6 +85,7 @@ class Supervisor {
   Parts parts_;
   std::map<JobId, Live> live_;
   int slots_used_ = 0;
+  bool recovering_waits_ = false;  // for slots, in this tick
 };
 
 }  // namespace llm_dist::cluster

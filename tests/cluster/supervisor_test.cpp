@@ -277,6 +277,28 @@ TEST_F(SupervisorTest, SlotsAreNeverOverdrawnAndNobodyOvertakes) {
   EXPECT_EQ(state(three), kQueued);
 }
 
+TEST_F(SupervisorTest, NewJobsDoNotOvertakeWhatRecovers) {
+  JobId large = submit(JobKind::kServe, R"(,"tp":2)");
+  tick();
+  enrol(large);
+  machine_.exit(0, 1);
+  tick();
+  ASSERT_EQ(state(large), kRecovering);
+  JobId small = submit(JobKind::kServe);
+  tick();
+  ASSERT_EQ(state(small), kStarting) << "during the back-off there is room";
+  JobId later = submit(JobKind::kServe);
+  tick(10);
+  EXPECT_EQ(state(large), kRecovering);
+  EXPECT_EQ(state(later), kQueued) << "a slot is free, and the large one waits for two";
+  wish(small, kCancelling);
+  machine_.exit(1, 143);
+  tick();
+  tick();
+  EXPECT_EQ(state(large), kStarting);
+  EXPECT_EQ(state(later), kQueued);
+}
+
 TEST_F(SupervisorTest, WhatCanNeverFitFails) {
   JobId id = submit(JobKind::kServe, R"(,"tp":3)");
   JobId next = submit(JobKind::kServe);
