@@ -78,10 +78,13 @@ class Coordinator::Impl {
                    .catalogue = catalogue_,
                    .attempts_folder = attempts_folder()}),
         replicas_api_({.store = *store_, .commit = commit_, .workers = workers_}),
-        commit_(*store_, {.on_changed = [this](const std::vector<JobId>& jobs) { changed(jobs); }}),
         workers_(kReaderThreads),
+        commit_(*store_, {.on_changed = [this](const std::vector<JobId>& jobs) { changed(jobs); }}),
         router_(render_http_error) {}
-  ~Impl() { stop(Deadline::after(std::chrono::seconds(0))); }
+  ~Impl() {
+    stop(Deadline::after(std::chrono::seconds(0)));
+    workers_.stop();  // what they do may wait for a commit
+  }
 
   Status serve();
   void stop(Deadline deadline);
@@ -109,8 +112,8 @@ class Coordinator::Impl {
   EventFeed feed_;
   JobsApi jobs_api_;
   ReplicasApi replicas_api_;
+  Workers workers_;
   GroupCommit commit_;  // what is queued when it ends still calls the above
-  Workers workers_;     // likewise
   http::Router router_;
   std::unique_ptr<http::Server> server_;
   std::thread supervisor_;

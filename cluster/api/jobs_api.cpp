@@ -77,6 +77,23 @@ http::Response job_reply(const Job& job) {
   return {.headers = {{"ETag", format("\"{}\"", job.version)}}, .body = render_job(job)};
 }
 
+// The job that a submission makes at `at_us`, but for its id.
+Job job_of(const SubmitJob& submit, int64_t at_us) {
+  return {.project = submit.project,
+          .kind = submit.kind,
+          .spec = submit.spec,
+          .priority = submit.priority,
+          .retry_of = submit.retry_of,
+          .created_us = at_us,
+          .expires_us = submit.expires_us};
+}
+
+http::Response submission_reply(const Job& job) {
+  return {.status = 201,
+          .headers = {{"ETag", "\"1\""}, {"Location", "/v1/jobs/" + job_name(job.id)}},
+          .body = render_submitted(job)};
+}
+
 }  // namespace
 
 http::Handler JobsApi::on_worker(Method method) {
@@ -145,16 +162,18 @@ void JobsApi::submit(SubmitJob job, const WriterPtr& writer) {
       return;
     }
   }
-  parts_.commit.enqueue(parts_.now_us(), std::move(job), [this, flight, writer](const Outcome& outcome) {
+  int64_t now_us = parts_.now_us();
+  auto answer = [this, flight, writer, submitted = job_of(job, now_us)](const Outcome& outcome) {
     {
       std::lock_guard lock(mutex_);
       in_flight_.erase(flight);
     }
-    answer_submission(outcome, writer);
-  });
+    answer_submission(submitted, outcome, writer);
+  };
+  parts_.commit.enqueue(now_us, std::move(job), std::move(answer));
 }
 
-void JobsApi::answer_submission(const Outcome& outcome, const WriterPtr& writer) {
+void JobsApi::answer_submission(const Job& submitted, const Outcome& outcome, const WriterPtr& writer) {
   if (!outcome.ok()) {
     bool mismatch = outcome.status().code() == StatusCode::kInvalidArgument;
     writer->send(mismatch ? error_reply({.status = 422,
@@ -163,16 +182,21 @@ void JobsApi::answer_submission(const Outcome& outcome, const WriterPtr& writer)
                           : error_reply(outcome.status()));
     return;
   }
-  Result<Job> job = parts_.store.job(outcome.value().id);
-  if (!job.ok()) {
-    writer->send(error_reply(job.status()));
-    return;
+  JobId id = outcome.value().id;
+  if (!outcome.value().replayed) {
+    Job job = submitted;
+    job.id = id;
+    writer->send(submission_reply(job));
+  } else if (!parts_.workers.run([this, id, writer] { replay_submission(id, writer); })) {
+    writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
   }
-  http::Response response{
-      .status = 201,
-      .headers = {{"ETag", "\"1\""}, {"Location", "/v1/jobs/" + job_name(job.value().id)}},
-      .body = render_submitted(job.value())};
-  if (outcome.value().replayed) response.headers.add("Idempotent-Replayed", "true");
+}
+
+// What the first request with this key was answered.
+void JobsApi::replay_submission(JobId id, const WriterPtr& writer) {
+  Result<Job> job = parts_.store.job(id);
+  http::Response response = job.ok() ? submission_reply(job.value()) : error_reply(job.status());
+  if (job.ok()) response.headers.add("Idempotent-Replayed", "true");
   writer->send(response);
 }
 

@@ -38,7 +38,9 @@ class JobsApi {
 
   void submit(const http::Request& request, const WriterPtr& writer);
   void submit(SubmitJob job, const WriterPtr& writer);
-  void answer_submission(const Outcome& outcome, const WriterPtr& writer);
+  // On the commit thread.
+  void answer_submission(const Job& submitted, const Outcome& outcome, const WriterPtr& writer);
+  void replay_submission(JobId id, const WriterPtr& writer);
   void list(const http::Request& request, const WriterPtr& writer);
   void get(const http::Request& request, const WriterPtr& writer);
   void events(const http::Request& request, const WriterPtr& writer);

@@ -14,16 +14,18 @@ class Workers {
   explicit Workers(int num_threads, size_t max_queued = 4096) : queue_(max_queued) {
     for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
   }
-  // Finishes what is queued.
-  ~Workers() {
-    queue_.close();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Workers() { stop(); }
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // False: too much is queued already.
+  // False: too much is queued already, or it was stopped.
   bool run(std::function<void()> work) { return queue_.try_push(work); }
+  // Finishes what is queued.
+  void stop() {
+    queue_.close();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
 
  private:
   void run() {

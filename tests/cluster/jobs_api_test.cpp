@@ -24,12 +24,30 @@ using testing::CrashVfs;
 
 constexpr const char* kBody = R"({"type":"bench","model":"m","bench":"latency"})";
 
+// Counts the jobs that are read on the thread that writes.
+class WatchedStore : public testing::ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+  Status apply(std::span<Pending> batch) override {
+    writer_ = std::this_thread::get_id();
+    return ForwardingStore::apply(batch);
+  }
+  Result<Job> job(JobId id) override {
+    if (std::this_thread::get_id() == writer_) ++num_reads_of_writer;
+    return ForwardingStore::job(id);
+  }
+  std::atomic<int> num_reads_of_writer = 0;
+
+ private:
+  std::atomic<std::thread::id> writer_;
+};
+
 class JobsApiTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto opened = open_sqlite_store({.path = "s", .vfs = disk_.name()});
     ASSERT_TRUE(opened.ok()) << opened.status().to_string();
-    store_ = std::move(opened).value();
+    store_ = std::make_unique<WatchedStore>(std::move(opened).value());
     feed_ = std::make_unique<EventFeed>(*store_);
     commit_ = std::make_unique<GroupCommit>(
         *store_, GroupCommit::Options{.on_changed = [this](const auto& jobs) { feed_->changed(jobs); }});
@@ -45,6 +63,8 @@ class JobsApiTest : public ::testing::Test {
                 router_(std::move(request), std::move(writer));
               })).value();
   }
+
+  void TearDown() override { workers_->stop(); }
 
   struct Reply {
     int status = 0;
@@ -76,11 +96,11 @@ class JobsApiTest : public ::testing::Test {
   testing::TemporaryFolder folder_;
   CrashVfs disk_{"jobs-api"};
   Catalogue catalogue_{{{"m", {.path = "/m.gguf", .max_ranks = 4}}}};
-  std::unique_ptr<Store> store_;
+  std::unique_ptr<WatchedStore> store_;
   std::unique_ptr<EventFeed> feed_;
   std::unique_ptr<JobsApi> api_;
-  std::unique_ptr<GroupCommit> commit_;  // what is queued when it ends still calls the above
   std::unique_ptr<Workers> workers_;
+  std::unique_ptr<GroupCommit> commit_;  // what is queued when it ends still calls the above
   http::Router router_{render_http_error};
   std::unique_ptr<http::Server> server_;
 };
@@ -154,6 +174,19 @@ TEST_F(JobsApiTest, AnIdempotencyKeyIsOneJob) {
   EXPECT_EQ(post("/v1/jobs", kBody, {{"Idempotency-Key", ""}}).status, 400);
   EXPECT_EQ(post("/v1/jobs", kBody, {{"Idempotency-Key", std::string(256, 'k')}}).status, 400);
   EXPECT_EQ(get("/v1/jobs").body["data"].size(), 1u);
+}
+
+TEST_F(JobsApiTest, TheWriterReadsNothingToAnswer) {
+  http::Headers key{{"Idempotency-Key", "k1"}};
+  Reply first =
+      post("/v1/jobs",
+           R"({"type":"serve","model":"m","tp":2,"project":"a","priority":-3,"expires_after_seconds":60})",
+           key);
+  ASSERT_EQ(first.status, 201) << text(first);
+  EXPECT_EQ(first.body, get("/v1/jobs/job-1").body) << "what is answered is what was written";
+  ASSERT_EQ(post("/v1/jobs", kBody, {{"Idempotency-Key", "k2"}}).status, 201);
+  EXPECT_EQ(post("/v1/jobs", kBody, {{"Idempotency-Key", "k2"}}).body["id"], "job-2");
+  EXPECT_EQ(store_->num_reads_of_writer, 0);
 }
 
 TEST_F(JobsApiTest, AKeyInFlightIsAConflict) {

@@ -33,34 +33,21 @@ struct Ledger {
 };
 
 // A store with something taken out.
-class MutantStore : public Store {
+class MutantStore : public testing::ForwardingStore {
  public:
   enum class Lacks : uint8_t { kNothing, kIdempotencyCheck, kEpochCheck };
-  MutantStore(std::unique_ptr<Store> store, Lacks lacks) : store_(std::move(store)), lacks_(lacks) {}
+  MutantStore(std::unique_ptr<Store> store, Lacks lacks) : ForwardingStore(std::move(store)), lacks_(lacks) {}
 
-  int64_t epoch() const override { return store_->epoch(); }
   Status apply(std::span<Pending> batch) override {
     for (Pending& pending : batch) {
       auto* submit = std::get_if<SubmitJob>(&pending.command.body);
       if (lacks_ == Lacks::kIdempotencyCheck && submit != nullptr) submit->idempotency = {};
-      if (lacks_ == Lacks::kEpochCheck) pending.command.epoch = store_->epoch();
+      if (lacks_ == Lacks::kEpochCheck) pending.command.epoch = epoch();
     }
-    return store_->apply(batch);
-  }
-  Result<Job> job(JobId id) override { return store_->job(id); }
-  Result<std::vector<Job>> jobs(const JobFilter& filter) override { return store_->jobs(filter); }
-  Result<std::vector<Event>> events(JobId job, int64_t after, int limit) override {
-    return store_->events(job, after, limit);
-  }
-  Result<std::vector<Attempt>> attempts(JobId job) override { return store_->attempts(job); }
-  Result<JobCounts> counts() override { return store_->counts(); }
-  Result<std::vector<Job>> waiting(int limit) override { return store_->waiting(limit); }
-  Result<std::vector<Job>> overdue(int64_t now_us, int limit) override {
-    return store_->overdue(now_us, limit);
+    return ForwardingStore::apply(batch);
   }
 
  private:
-  std::unique_ptr<Store> store_;
   Lacks lacks_;
 };
 

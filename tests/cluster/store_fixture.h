@@ -5,7 +5,10 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cluster/store/store.h"
 
@@ -31,6 +34,29 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+};
+
+// Another store, for tests that change something about it.
+class ForwardingStore : public Store {
+ public:
+  explicit ForwardingStore(std::unique_ptr<Store> store) : store_(std::move(store)) {}
+
+  int64_t epoch() const override { return store_->epoch(); }
+  Status apply(std::span<Pending> batch) override { return store_->apply(batch); }
+  Result<Job> job(JobId id) override { return store_->job(id); }
+  Result<std::vector<Job>> jobs(const JobFilter& filter) override { return store_->jobs(filter); }
+  Result<std::vector<Event>> events(JobId job, int64_t after, int limit) override {
+    return store_->events(job, after, limit);
+  }
+  Result<std::vector<Attempt>> attempts(JobId job) override { return store_->attempts(job); }
+  Result<JobCounts> counts() override { return store_->counts(); }
+  Result<std::vector<Job>> waiting(int limit) override { return store_->waiting(limit); }
+  Result<std::vector<Job>> overdue(int64_t now_us, int limit) override {
+    return store_->overdue(now_us, limit);
+  }
+
+ private:
+  std::unique_ptr<Store> store_;
 };
 
 SubmitJob a_job(std::string key = "", std::string hash = "h");
