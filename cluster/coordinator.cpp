@@ -155,11 +155,8 @@ void Coordinator::Impl::add_routes() {
   router_.add("GET", "/version", [this](const http::Request&, const WriterPtr& writer) {
     writer->send({.body = format(R"({"version":"{}"})", options_.version)});
   });
-  router_.add("GET", "/metrics", [this](const http::Request&, const WriterPtr& writer) {
-    if (!workers_.run([this, writer] { show_metrics(writer); })) {
-      writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
-    }
-  });
+  auto metrics = [this](const http::Request&, const WriterPtr& writer) { show_metrics(writer); };
+  router_.add("GET", "/metrics", on_worker(workers_, metrics));
   jobs_api_.add_routes(router_);
   replicas_api_.add_routes(router_);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <functional>
+#include <tuple>
 
 #include "cluster/api/api_reply.h"
 #include "cluster/api/job_json.h"
@@ -96,37 +98,28 @@ http::Response submission_reply(const Job& job) {
 
 }  // namespace
 
-http::Handler JobsApi::on_worker(Method method) {
-  return [this, method](http::Request request, WriterPtr writer) {
-    auto shared = std::make_shared<http::Request>(std::move(request));
-    bool queued = parts_.workers.run([this, method, shared, writer] { (this->*method)(*shared, writer); });
-    if (!queued) writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
-  };
-}
-
 void JobsApi::add_routes(http::Router& router) {
   // Parsing is short and the commit has a thread of its own: a submission needs no worker.
   router.add("POST", "/v1/jobs", [this](const http::Request& request, const WriterPtr& writer) {
     submit(request, writer);
   });
-  router.add("GET", "/v1/jobs", on_worker(&JobsApi::list));
-  router.add("GET", "/v1/jobs/{id}", on_worker(&JobsApi::get));
-  router.add("GET", "/v1/jobs/{id}/events", on_worker(&JobsApi::events));
-  router.add("GET", "/v1/jobs/{id}/attempts", on_worker(&JobsApi::attempts));
-  router.add("GET", "/v1/jobs/{id}/logs", on_worker(&JobsApi::logs));
-  router.add("POST", "/v1/jobs/{id}/retry", on_worker(&JobsApi::retry));
+  using Method = void (JobsApi::*)(const http::Request&, const WriterPtr&);
+  constexpr std::tuple<const char*, const char*, Method> kMethods[] = {
+      {"GET", "/v1/jobs", &JobsApi::list},
+      {"GET", "/v1/jobs/{id}", &JobsApi::get},
+      {"GET", "/v1/jobs/{id}/events", &JobsApi::events},
+      {"GET", "/v1/jobs/{id}/attempts", &JobsApi::attempts},
+      {"GET", "/v1/jobs/{id}/logs", &JobsApi::logs},
+      {"POST", "/v1/jobs/{id}/retry", &JobsApi::retry}};
+  for (const auto& [verb, path, method] : kMethods) {
+    router.add(verb, path, on_worker(parts_.workers, std::bind_front(method, this)));
+  }
   constexpr std::pair<const char*, Action> kActions[] = {
       {"cancel", Action::kCancel}, {"suspend", Action::kSuspend}, {"resume", Action::kResume}};
   for (const auto& [name, action] : kActions) {
     router.add("POST",
                format("/v1/jobs/{id}/{}", name),
-               [this, which = action](http::Request request, const WriterPtr& writer) {
-                 auto shared = std::make_shared<http::Request>(std::move(request));
-                 bool queued =
-                     parts_.workers.run([this, which, shared, writer] { act(which, *shared, writer); });
-                 if (!queued)
-                   writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
-               });
+               on_worker(parts_.workers, std::bind_front(&JobsApi::act, this, action)));
   }
 }
 
@@ -187,9 +180,10 @@ void JobsApi::answer_submission(const Job& submitted, const Outcome& outcome, co
     Job job = submitted;
     job.id = id;
     writer->send(submission_reply(job));
-  } else if (!parts_.workers.run([this, id, writer] { replay_submission(id, writer); })) {
-    writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
+    return;
   }
+  auto replay = [this, id](const http::Request&, const WriterPtr& to) { replay_submission(id, to); };
+  on_worker(parts_.workers, replay)({}, writer);
 }
 
 // What the first request with this key was answered.

@@ -51,9 +51,6 @@ class JobsApi {
   // The change that the action means for a job; nothing when it is so already.
   Result<std::optional<ChangeJob>> change_for(Action action, const Job& job) const;
 
-  using Method = void (JobsApi::*)(const http::Request&, const WriterPtr&);
-  http::Handler on_worker(Method method);
-
   Parts parts_;
   std::mutex mutex_;
   std::set<InFlight> in_flight_;

@@ -33,11 +33,8 @@ Result<Enrolment> parse_enrolment(const std::string& text) {
 }  // namespace
 
 void ReplicasApi::add_routes(http::Router& router) {
-  router.add("POST", "/v1/replicas", [this](http::Request request, const WriterPtr& writer) {
-    auto shared = std::make_shared<http::Request>(std::move(request));
-    bool queued = parts_.workers.run([this, shared, writer] { enrol(*shared, writer); });
-    if (!queued) writer->send(error_reply(resource_exhausted("too many requests wait for the store")));
-  });
+  auto handler = [this](const http::Request& request, const WriterPtr& writer) { enrol(request, writer); };
+  router.add("POST", "/v1/replicas", on_worker(parts_.workers, handler));
 }
 
 void ReplicasApi::enrol(const http::Request& request, const WriterPtr& writer) {

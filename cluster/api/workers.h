@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "src/base/bounded_queue.h"
+#include "src/http/server.h"
 
 namespace llm_dist::cluster {
 
@@ -42,5 +44,9 @@ class Workers {
   BoundedQueue<std::function<void()>> queue_;
   std::vector<std::thread> threads_;
 };
+
+// A handler whose work one of them does. 503 when too much waits for them already.
+using Work = std::function<void(const http::Request&, const std::shared_ptr<http::ResponseWriter>&)>;
+http::Handler on_worker(Workers& workers, Work work);
 
 }  // namespace llm_dist::cluster
