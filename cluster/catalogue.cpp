@@ -68,11 +68,4 @@ Result<CatalogueModel> Catalogue::find(const std::string& name) const {
   return not_found(format("no model '{}' in the catalogue; there are: {}", name, known));
 }
 
-std::vector<std::string> Catalogue::names() const {
-  std::vector<std::string> names;
-  names.reserve(models_.size());
-  for (const auto& [name, model] : models_) names.push_back(name);
-  return names;
-}
-
 }  // namespace llm_dist::cluster

@@ -26,7 +26,6 @@ class Catalogue {
 
   // not_found lists the names there are.
   Result<CatalogueModel> find(const std::string& name) const;
-  std::vector<std::string> names() const;
 
  private:
   std::map<std::string, CatalogueModel> models_;

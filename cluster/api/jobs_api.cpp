@@ -259,6 +259,12 @@ void JobsApi::events(const http::Request& request, const WriterPtr& writer) {
     writer->send(error_reply(after.status()));
     return;
   }
+  if (after.value() > job.value().version) {
+    // Nobody was told of such an event, and a stream from there would wait for ever.
+    writer->send(error_reply(invalid_argument(format(
+        "{} has {} events: none after {}", job_name(id.value()), job.value().version, after.value()))));
+    return;
+  }
   if (request.query_param("stream") == "false") {
     Result<std::vector<Event>> events = parts_.store.events(id.value(), after.value(), kMaxPage);
     writer->send(events.ok() ? http::Response{.body = render_event_list(events.value(),
@@ -266,7 +272,7 @@ void JobsApi::events(const http::Request& request, const WriterPtr& writer) {
                              : error_reply(events.status()));
     return;
   }
-  if (is_terminal(job.value().state) && after.value() >= job.value().version) {
+  if (is_terminal(job.value().state) && after.value() == job.value().version) {
     // Nothing will ever follow: 204 is what stops an EventSource from coming back.
     writer->send({.status = 204, .content_type = ""});
     return;

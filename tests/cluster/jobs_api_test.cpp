@@ -308,6 +308,16 @@ TEST_F(JobsApiTest, EventsStreamToTheEndAndResume) {
   EXPECT_EQ(get("/v1/jobs/job-1/attempts").body["data"][0]["state"], "ended");
 }
 
+TEST_F(JobsApiTest, EventsThatNobodyWasToldOfAreRefused) {
+  ASSERT_EQ(post("/v1/jobs", kBody).status, 201);
+  EXPECT_EQ(get("/v1/jobs/job-1/events?after=2").status, 400);
+  EXPECT_EQ(get("/v1/jobs/job-1/events?after=2&stream=false").status, 400);
+  EXPECT_EQ(get("/v1/jobs/job-1/events?after=1&stream=false").body["data"].size(), 0u);
+  change(1, JobState::kFailed);
+  EXPECT_EQ(get("/v1/jobs/job-1/events", {{"Last-Event-ID", "2"}}).status, 204);
+  EXPECT_EQ(get("/v1/jobs/job-1/events", {{"Last-Event-ID", "3"}}).status, 400);
+}
+
 TEST_F(JobsApiTest, LogsGoOnWhereTheyEnded) {
   ASSERT_EQ(post("/v1/jobs", kBody).status, 201);
   start(1);
