@@ -76,6 +76,7 @@ class Coordinator::Impl {
                    .feed = feed_,
                    .workers = workers_,
                    .catalogue = catalogue_,
+                   .secrets = secrets_,
                    .attempts_folder = attempts_folder()}),
         replicas_api_({.store = *store_, .commit = commit_, .workers = workers_}),
         workers_(kReaderThreads),

@@ -55,7 +55,7 @@ ordered_json event_json(const Event& event) {
   return out;
 }
 
-ordered_json attempt_json(const Attempt& attempt) {
+ordered_json attempt_json(const Attempt& attempt, const std::string& api_key) {
   ordered_json out;
   out["object"] = "job.attempt";
   out["job"] = job_name(attempt.job);
@@ -64,6 +64,8 @@ ordered_json attempt_json(const Attempt& attempt) {
   out["launcher"] = attempt.launcher;
   out["slots"] = attempt.slots;
   out["endpoint"] = text_or_null(attempt.endpoint);
+  bool serves = attempt.state == AttemptState::kRunning && !attempt.endpoint.empty();
+  out["api_key"] = serves ? ordered_json(api_key) : ordered_json(nullptr);
   out["reason"] = text_or_null(attempt.reason);
   out["exit_code"] =
       attempt.state == AttemptState::kEnded ? ordered_json(attempt.exit_code) : ordered_json(nullptr);
@@ -105,8 +107,10 @@ std::string render_event(const Event& event) { return dump(event_json(event)); }
 std::string render_event_list(const std::vector<Event>& events, bool has_more) {
   return list_of(events, has_more, event_json);
 }
-std::string render_attempts(const std::vector<Attempt>& attempts) {
-  return list_of(attempts, false, attempt_json);
+std::string render_attempts(const std::vector<Attempt>& attempts,
+                            const std::function<std::string(const Attempt&)>& key_of) {
+  return list_of(
+      attempts, false, [&](const Attempt& attempt) { return attempt_json(attempt, key_of(attempt)); });
 }
 
 std::string_view batch_status(JobState state) {

@@ -1,6 +1,7 @@
 // Jobs, events and attempts as the API shows them.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,9 @@ std::string render_submitted(const Job& job);
 std::string render_job_list(const std::vector<Job>& jobs, bool has_more);
 std::string render_event(const Event& event);
 std::string render_event_list(const std::vector<Event>& events, bool has_more);
-std::string render_attempts(const std::vector<Attempt>& attempts);
+// `key_of`: what the replica of an attempt asks of its clients, shown while it serves.
+std::string render_attempts(const std::vector<Attempt>& attempts,
+                            const std::function<std::string(const Attempt&)>& key_of);
 
 // The state that OpenAI's batch object shows for a job's.
 std::string_view batch_status(JobState state);

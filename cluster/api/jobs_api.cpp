@@ -8,7 +8,6 @@
 
 #include "cluster/api/api_reply.h"
 #include "cluster/api/job_json.h"
-#include "cluster/attempt_plan.h"
 #include "cluster/job_spec.h"
 #include "cluster/local_launcher.h"
 #include "src/base/format.h"
@@ -286,8 +285,13 @@ void JobsApi::attempts(const http::Request& request, const WriterPtr& writer) {
   Result<Job> job = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
   Result<std::vector<Attempt>> attempts =
       job.ok() ? parts_.store.attempts(id.value()) : Result<std::vector<Attempt>>(job.status());
-  writer->send(attempts.ok() ? http::Response{.body = render_attempts(attempts.value())}
-                             : error_reply(attempts.status()));
+  if (!attempts.ok()) return void(writer->send(error_reply(attempts.status())));
+  auto key_of = [this](const Attempt& attempt) {
+    return parts_.secrets.api_key(attempt.job, attempt.number);
+  };
+  // It has keys in it.
+  writer->send(
+      {.headers = {{"Cache-Control", "no-store"}}, .body = render_attempts(attempts.value(), key_of)});
 }
 
 void JobsApi::logs(const http::Request& request, const WriterPtr& writer) {

@@ -9,6 +9,7 @@
 
 #include "cluster/api/event_feed.h"
 #include "cluster/api/workers.h"
+#include "cluster/attempt_plan.h"
 #include "cluster/catalogue.h"
 #include "cluster/clock.h"
 #include "cluster/store/group_commit.h"
@@ -24,6 +25,7 @@ class JobsApi {
     EventFeed& feed;
     Workers& workers;
     const Catalogue& catalogue;
+    const AttemptSecrets& secrets;
     std::string attempts_folder{};  // where attempts keep their logs
     WallClock now_us = system_time_us;
   };

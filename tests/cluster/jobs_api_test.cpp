@@ -57,6 +57,7 @@ class JobsApiTest : public ::testing::Test {
                                                     .feed = *feed_,
                                                     .workers = *workers_,
                                                     .catalogue = catalogue_,
+                                                    .secrets = secrets_,
                                                     .attempts_folder = folder_.file("jobs")});
     api_->add_routes(router_);
     server_ = std::move(http::Server::create({}, [this](auto request, auto writer) {
@@ -96,6 +97,7 @@ class JobsApiTest : public ::testing::Test {
   testing::TemporaryFolder folder_;
   CrashVfs disk_{"jobs-api"};
   Catalogue catalogue_{{{"m", {.path = "/m.gguf", .max_ranks = 4}}}};
+  AttemptSecrets secrets_{"root"};
   std::unique_ptr<WatchedStore> store_;
   std::unique_ptr<EventFeed> feed_;
   std::unique_ptr<JobsApi> api_;
@@ -316,6 +318,23 @@ TEST_F(JobsApiTest, EventsThatNobodyWasToldOfAreRefused) {
   change(1, JobState::kFailed);
   EXPECT_EQ(get("/v1/jobs/job-1/events", {{"Last-Event-ID", "2"}}).status, 204);
   EXPECT_EQ(get("/v1/jobs/job-1/events", {{"Last-Event-ID", "3"}}).status, 400);
+}
+
+TEST_F(JobsApiTest, AReplicasKeyIsShownWhileItServes) {
+  ASSERT_EQ(post("/v1/jobs", R"({"type":"serve","model":"m"})").status, 201);
+  start(1);
+  EXPECT_EQ(get("/v1/jobs/job-1/attempts").body["data"][0]["api_key"], nullptr);
+  ChangeJob registered{.job = 1, .to = JobState::kRunning};
+  registered.attempt_change = AttemptChange{.state = AttemptState::kRunning, .endpoint = "http://r"};
+  ASSERT_TRUE(commit_->commit(1, registered).ok());
+  Reply serving = get("/v1/jobs/job-1/attempts");
+  EXPECT_EQ(serving.body["data"][0]["endpoint"], "http://r");
+  EXPECT_EQ(serving.body["data"][0]["api_key"], secrets_.api_key(1, 1));
+  EXPECT_EQ(*serving.headers.find("Cache-Control"), "no-store");
+  ChangeJob ended{.job = 1, .to = JobState::kRecovering};
+  ended.attempt_change = AttemptChange{.state = AttemptState::kEnded};
+  ASSERT_TRUE(commit_->commit(1, ended).ok());
+  EXPECT_EQ(get("/v1/jobs/job-1/attempts").body["data"][0]["api_key"], nullptr);
 }
 
 TEST_F(JobsApiTest, LogsGoOnWhereTheyEnded) {

@@ -87,6 +87,14 @@ class Cluster:
     def endpoint(self, job):
         return self.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["endpoint"]
 
+    def models_of(self, job):
+        """The names that the job's replica serves, asked with the key that the coordinator shows."""
+        attempt = self.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]
+        request = urllib.request.Request(attempt["endpoint"] + "/v1/models",
+                                         headers={"Authorization": f"Bearer {attempt['api_key']}"})
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return [model["id"] for model in json.load(reply)["data"]]
+
     def is_up(self, endpoint):
         try:
             with urllib.request.urlopen(endpoint + "/readyz", timeout=5) as reply:
@@ -119,6 +127,7 @@ class ReplicasTest(unittest.TestCase):
         cluster.wait_state(job, "RUNNING")
         endpoint = cluster.endpoint(job)
         self.assertTrue(cluster.is_up(endpoint))
+        self.assertEqual(cluster.models_of(job), ["smollm2"])
 
         # Another coordinator goes on with it.
         cluster.kill()
