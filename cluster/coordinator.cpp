@@ -13,7 +13,7 @@
 #include "cluster/supervisor.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
-#include "src/http/digest.h"
+#include "src/http/key_check.h"
 #include "src/http/server.h"
 
 namespace llm_dist::cluster {
@@ -22,33 +22,6 @@ namespace {
 constexpr int kReaderThreads = 2;
 constexpr size_t kMaxBodyBytes = 1 << 20;
 constexpr auto kTick = std::chrono::milliseconds(250);
-
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
-}
-
-// The keys' digests: comparing those leaks nothing, not even lengths.
-class KeyCheck {
- public:
-  explicit KeyCheck(const std::vector<std::string>& keys) {
-    for (const std::string& key : keys) digests_.push_back(http::sha256_hex(key));
-  }
-  bool allows(const http::Request& request) const {
-    if (digests_.empty()) return true;
-    constexpr std::string_view kScheme = "Bearer ";
-    const std::string* header = request.headers.find("Authorization");
-    if (header == nullptr || header->size() < kScheme.size()) return false;
-    if (!http::equals_ignoring_case(std::string_view(*header).substr(0, kScheme.size()), kScheme))
-      return false;
-    std::string sent = http::sha256_hex(std::string_view(*header).substr(kScheme.size()));
-    bool allowed = false;
-    for (const std::string& digest : digests_) allowed |= http::secure_equal(sent, digest);
-    return allowed;
-  }
-
- private:
-  std::vector<std::string> digests_;
-};
 
 // Probes need no key, and a replica proves itself with its attempt's secret.
 bool is_open_path(const std::string& path) {
@@ -100,7 +73,7 @@ class Coordinator::Impl {
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
 
   const CoordinatorOptions options_;
-  KeyCheck keys_;
+  http::KeyCheck keys_;
   std::unique_ptr<Store> store_;
   Catalogue catalogue_;
   AttemptSecrets secrets_;
@@ -229,7 +202,7 @@ std::string Coordinator::url() const { return impl_->server().url(); }
 void Coordinator::stop(Deadline deadline) { impl_->stop(deadline); }
 
 Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions& options) {
-  if (!is_loopback(options.host) && options.api_keys.empty()) {
+  if (!http::is_loopback(options.host) && options.api_keys.empty()) {
     return invalid_argument(
         format("--host {} lets other machines in, and no API key is set: give --api-key-file FILE or the "
                "environment "

@@ -1,13 +1,7 @@
 #include "cluster/api/api_reply.h"
 
-#include <nlohmann/json.hpp>
-
 namespace llm_dist::cluster {
 namespace {
-
-nlohmann::json text_or_null(const std::string& text) {
-  return text.empty() ? nlohmann::json(nullptr) : nlohmann::json(text);
-}
 
 ApiError from_status(const Status& status) {
   switch (status.code()) {
@@ -27,26 +21,6 @@ ApiError from_status(const Status& status) {
 
 }  // namespace
 
-http::Response error_reply(const ApiError& error) {
-  nlohmann::ordered_json body;
-  body["error"]["message"] = error.message;
-  body["error"]["type"] = error.status >= 500 ? "server_error" : "invalid_request_error";
-  body["error"]["param"] = text_or_null(error.param);
-  body["error"]["code"] = text_or_null(error.code);
-  // A message may quote bytes that the client sent.
-  http::Response response{.status = error.status,
-                          .body = body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
-  if (error.retry_after_s > 0) response.headers.add("Retry-After", std::to_string(error.retry_after_s));
-  if (error.status == 401) response.headers.add("WWW-Authenticate", "Bearer");
-  return response;
-}
 http::Response error_reply(const Status& status) { return error_reply(from_status(status)); }
-
-http::Response render_http_error(int status, const std::string& message) {
-  ApiError error{.status = status, .message = message};
-  if (status == 404) error.code = "unknown_url";
-  if (status == 503) error.retry_after_s = 1;
-  return error_reply(error);
-}
 
 }  // namespace llm_dist::cluster

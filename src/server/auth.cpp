@@ -9,11 +9,6 @@
 namespace llm_dist::server {
 namespace {
 
-bool is_loopback(std::string host) {
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
-}
-
 bool can_be_sent(const std::string& key) {
   return std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; });
 }
@@ -21,24 +16,12 @@ bool can_be_sent(const std::string& key) {
 }  // namespace
 
 Status check_exposure(const ServerOptions& options) {
-  if (!options.uds_path.empty() || is_loopback(options.host)) return ok_status();
+  if (!options.uds_path.empty() || http::is_loopback(options.host)) return ok_status();
   if (!options.api_keys.empty() || options.allow_keyless_remote) return ok_status();
   return invalid_argument(
       format("--host {} lets other machines in, and no API key is set: give --api-key-file FILE or the "
              "environment variable LLM_DIST_API_KEY, or listen on 127.0.0.1",
              options.host));
-}
-
-bool KeyCheck::allows(const http::Request& request) const {
-  if (keys_.empty()) return true;
-  const std::string* header = request.headers.find("Authorization");
-  constexpr std::string_view kScheme = "Bearer ";
-  if (header == nullptr || header->size() < kScheme.size()) return false;
-  if (!http::equals_ignoring_case(std::string_view(*header).substr(0, kScheme.size()), kScheme)) return false;
-  std::string_view sent = std::string_view(*header).substr(kScheme.size());
-  bool allowed = false;
-  for (const std::string& key : keys_) allowed |= http::secure_equal(sent, key);
-  return allowed;
 }
 
 bool is_open_path(const std::string& path) {

@@ -38,7 +38,7 @@ VENDOR = [
     (r"boost/beast.*", ["src/http"]),
     (r"boost/.*", ["src/http", "comm/tcp"]),
     (r"spdlog/.*", ["src/base"]),
-    (r"nlohmann/.*", ["src/checkpoint", "src/server", "cluster", "launch", "tests"]),
+    (r"nlohmann/.*", ["src/checkpoint", "src/http", "src/server", "cluster", "launch", "tests"]),
     (r"prometheus/.*", ["src/server"]),
     (r"oneapi/dnnl/.*|dnnl\.hpp?", ["kernels/cpu"]),
     (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),

@@ -1,0 +1,26 @@
+// Who may ask.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/http/message.h"
+
+namespace llm_dist::http {
+
+class KeyCheck {
+ public:
+  // None: everybody may.
+  explicit KeyCheck(const std::vector<std::string>& keys);
+  // No key configured, or the right one sent as "Authorization: Bearer KEY". The time it takes depends on no
+  // key's content, nor on its length.
+  bool allows(const Request& request) const;
+
+ private:
+  std::vector<std::string> digests_;
+};
+
+// Whether only this machine reaches what listens there: "localhost", 127.x.x.x, "::1", "[::1]".
+bool is_loopback(std::string host);
+
+}  // namespace llm_dist::http
