@@ -56,12 +56,16 @@ Status Mirror::advance(const StepPlan& plan) {
   for (const int32_t ended : plan.ended_slots) RETURN_IF_ERROR(end(ended));
   std::span<const int32_t> tokens = plan.tokens;
   std::span<const int32_t> end_tokens = plan.end_tokens;
+  std::span<const int32_t> rule_words = plan.rule_words;
   for (const SlotStart& params : plan.starts) {
     const auto num_tokens = static_cast<size_t>(params.num_tokens);
     const auto num_end_tokens = static_cast<size_t>(params.num_end_tokens);
-    RETURN_IF_ERROR(start(params, tokens.first(num_tokens), end_tokens.first(num_end_tokens)));
+    const auto num_words = static_cast<size_t>(params.rules.num_words);
+    RETURN_IF_ERROR(start(
+        params, tokens.first(num_tokens), end_tokens.first(num_end_tokens), rule_words.first(num_words)));
     tokens = tokens.subspan(num_tokens);
     end_tokens = end_tokens.subspan(num_end_tokens);
+    rule_words = rule_words.subspan(num_words);
   }
   std::span<const int32_t> blocks = plan.blocks;
   for (const SlotRun& slot_run : plan.runs) {
@@ -85,7 +89,8 @@ Status Mirror::end(int32_t slot_index) {
 
 Status Mirror::start(const SlotStart& start,
                      std::span<const int32_t> tokens,
-                     std::span<const int32_t> end_tokens) {
+                     std::span<const int32_t> end_tokens,
+                     std::span<const int32_t> rule_words) {
   if (!in_range(start.slot) || slots_[static_cast<size_t>(start.slot)].active) {
     return data_loss(format("step {}: slot {} starts, but it is not free", step_, start.slot));
   }
@@ -98,6 +103,7 @@ Status Mirror::start(const SlotStart& start,
                             start.num_tokens,
                             capacity));
   }
+  RETURN_IF_ERROR(check_rules(start.rules, rule_words));
   Slot& held = slots_[static_cast<size_t>(start.slot)];
   held.active = true;
   held.prompt_len = start.prompt_len;
@@ -105,6 +111,7 @@ Status Mirror::start(const SlotStart& start,
   held.num_computed = held.num_blocks = 0;
   held.params = start;
   held.end_token_ids.assign(end_tokens.begin(), end_tokens.end());
+  held.rule_words.assign(rule_words.begin(), rule_words.end());
 
   mix(pair_of(start.slot, start.prompt_len));
   mix(pair_of(start.num_tokens, start.top_k));
@@ -115,7 +122,10 @@ Status Mirror::start(const SlotStart& start,
   mix(start.seed);
   mix(pair_of(start.min_tokens, start.num_end_tokens));
   for (const int32_t token : tokens) mix(static_cast<uint32_t>(token));
+  mix(pair_of(start.no_repeat_ngram_size, start.rules.num_words));
+  mix(pair_of(start.rules.num_allowed, start.rules.num_biases));
   for (const int32_t token : end_tokens) mix(static_cast<uint32_t>(token));
+  for (const int32_t word : rule_words) mix(static_cast<uint32_t>(word));
   return ok_status();
 }
 

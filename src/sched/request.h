@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/logit_rules.h"
 
 namespace llm_dist::sched {
 
@@ -28,6 +29,8 @@ struct SamplingParams {
   bool ignore_eos = false;
   std::vector<int32_t>
       end_token_ids;  // the model's EOS ids (unless ignore_eos) and the request's stop_token_ids
+  LogitRules rules;   // logit_bias, allowed_token_ids, bad_words
+  int32_t no_repeat_ngram_size = 0;
 };
 
 struct SequenceRequest {

@@ -53,6 +53,12 @@ Status Scheduler::check_request(const SequenceRequest& request) const {
   if (request.sampling.max_tokens < 1) {
     return invalid_argument(format("max_tokens is {}; it must be at least 1", request.sampling.max_tokens));
   }
+  const SamplingParams& sampling = request.sampling;
+  const size_t num_words = sampling.rules.words.size() + sampling.end_token_ids.size();
+  if (num_words > kMaxRuleWords) {
+    return invalid_argument(
+        format("rules and end tokens of {} words; a sequence may have {}", num_words, kMaxRuleWords));
+  }
   // The last token is never an input: its K and V need no room.
   const int64_t max_len = std::min<int64_t>(prompt_len + request.sampling.max_tokens, options_.max_model_len);
   const int64_t capacity = int64_t{options_.num_blocks} * options_.block_size;

@@ -20,10 +20,12 @@ SlotStart start_of(const Sequence& sequence) {
           .presence_penalty = sampling.presence_penalty,
           .frequency_penalty = sampling.frequency_penalty,
           .choice = sampling.choice,
+          .no_repeat_ngram_size = sampling.no_repeat_ngram_size,
           .seed = sampling.seed,
           .num_logprobs = sampling.num_logprobs,
           .min_tokens = sampling.min_tokens,
-          .num_end_tokens = static_cast<int32_t>(sampling.end_token_ids.size())};
+          .num_end_tokens = static_cast<int32_t>(sampling.end_token_ids.size()),
+          .rules = sampling.rules.counts};
 }
 
 template <typename T>
@@ -72,6 +74,7 @@ void StepBuilder::write(StepPlan& plan) const {
     plan.starts.push_back(start_of(*sequence));
     append(plan.tokens, std::span<const int32_t>(sequence->tokens));
     append(plan.end_tokens, std::span<const int32_t>(sequence->sampling.end_token_ids));
+    append(plan.rule_words, std::span<const int32_t>(sequence->sampling.rules.words));
   }
   for (const Run& run : runs_) {
     plan.runs.push_back({.slot = run.sequence->slot,

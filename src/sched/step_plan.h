@@ -25,10 +25,12 @@ struct SlotStart {
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
   uint32_t choice = 0;
+  int32_t no_repeat_ngram_size = 0;
   uint64_t seed = 0;
   int32_t num_logprobs = -1;
   int32_t min_tokens = 0;
   int32_t num_end_tokens = 0;  // the next num_end_tokens of StepPlan::end_tokens
+  RuleCounts rules;            // the next rules.num_words of StepPlan::rule_words
   int32_t reserved = 0;
 };
 
@@ -44,7 +46,7 @@ struct SlotRun {
 };
 
 struct StepPlan {
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
 
   uint64_t step = 0;  // 1, 2, 3, …
   // Tokens sampled by steps up to this one must stand in the first stage's history before this step starts:
@@ -59,6 +61,7 @@ struct StepPlan {
   std::vector<SlotRun> runs;  // sequences with one token first, then prompt chunks
   std::vector<int32_t> tokens;
   std::vector<int32_t> end_tokens;
+  std::vector<int32_t> rule_words;
   std::vector<int32_t> blocks;
 
   void clear();
@@ -70,8 +73,8 @@ struct StepPlan {
 // Native byte order (every rank runs the same binary). `out` is reused: no allocation once it is large
 // enough.
 void encode(const StepPlan& plan, std::vector<std::byte>& out);
-// data_loss unless starts and runs account for exactly the tokens, end tokens and blocks that the plan holds,
-// so that a reader that walks them side by side stays inside.
+// data_loss unless starts and runs account for exactly the tokens, end tokens, rule words and blocks that the
+// plan holds, so that a reader that walks them side by side stays inside.
 Status check_counts(const StepPlan& plan);
 // data_loss when the bytes are no plan of this version, or fail check_counts(). `plan` is reused.
 Status decode(std::span<const std::byte> bytes, StepPlan& plan);

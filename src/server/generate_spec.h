@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "src/base/logit_rules.h"
 #include "src/server/request_schema.h"
 
 namespace llm_dist::server {
@@ -39,11 +40,15 @@ struct GenerateSpec {
   double presence_penalty = 0;
   double frequency_penalty = 0;
   int64_t min_tokens = 0;
+  int64_t no_repeat_ngram_size = 0;  // 0: off
   int64_t n = 1;
   int64_t priority = 0;
 
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
+  std::vector<TokenBias> logit_bias;
+  std::vector<int32_t> allowed_token_ids;  // empty: all
+  std::vector<std::string> bad_words;
   bool include_stop = false;
   bool skip_special_tokens = true;
   bool ignore_eos = false;

@@ -104,6 +104,51 @@ sched::SamplingParams sampling_of(const ServedModel& model, const GenerateSpec& 
   return sampling;
 }
 
+// As the tokenizer writes the word at the start of a text, and after a space.
+MaybeError add_bad_word(const ServedModel& model,
+                        const std::string& word,
+                        std::vector<std::vector<int32_t>>& bans) {
+  size_t first = std::min(word.find_first_not_of(' '), word.size());
+  std::string bare = first == word.size() ? word : word.substr(first);
+  for (const std::string& text : {bare, " " + bare}) {
+    auto ids = model.tokenizer->encode(text, {.add_special_tokens = false});
+    if (!ids.ok()) return ApiError{.status = 400, .message = ids.status().message(), .param = "bad_words"};
+    if (!ids->empty()) bans.push_back(std::move(*ids));
+  }
+  return std::nullopt;
+}
+
+MaybeError set_rules(const ServedModel& model, const GenerateSpec& spec, sched::SamplingParams& sampling) {
+  if (auto error = check_ids(model, spec.allowed_token_ids, "allowed_token_ids")) return error;
+  for (const TokenBias& bias : spec.logit_bias) {
+    if (auto error = check_ids(model, {bias.token}, "logit_bias")) return error;
+  }
+  std::vector<std::vector<int32_t>> bans;
+  for (const std::string& word : spec.bad_words) {
+    if (auto error = add_bad_word(model, word, bans)) return error;
+  }
+  sampling.no_repeat_ngram_size = static_cast<int32_t>(spec.no_repeat_ngram_size);
+  sampling.rules = pack_rules(spec.allowed_token_ids, spec.logit_bias, bans);
+  size_t num_words = sampling.rules.words.size() + sampling.end_token_ids.size();
+  if (num_words <= kMaxRuleWords) return std::nullopt;
+  const RuleCounts& counts = sampling.rules.counts;
+  return ApiError{
+      .status = 400,
+      .message =
+          format("{} allowed tokens, {} biases (2 words each), bad words of {} words and {} end tokens take "
+                 "{} words; a request may take {}",
+                 counts.num_allowed,
+                 counts.num_biases,
+                 counts.num_words - counts.num_allowed - 2 * counts.num_biases,
+                 sampling.end_token_ids.size(),
+                 num_words,
+                 kMaxRuleWords),
+      .param = counts.num_allowed > 0  ? "allowed_token_ids"
+               : counts.num_bans > 0   ? "bad_words"
+               : counts.num_biases > 0 ? "logit_bias"
+                                       : "stop_token_ids"};
+}
+
 MaybeError check_limits(const ServedModel& model, int64_t max_choices, const GenerateSpec& spec) {
   auto num_prompts = std::max<int64_t>(1, static_cast<int64_t>(spec.prompts.size()));
   if (num_prompts * spec.n > max_choices) {
@@ -178,6 +223,7 @@ std::optional<ApiError> prepare(const ServedModel& model,
     if (auto error = limit_tokens(model, spec, prompt)) return error;
   }
   prepared.sampling = sampling_of(model, spec, random_seed);
+  if (auto error = set_rules(model, spec, prepared.sampling)) return error;
   prepared.spec = std::move(spec);
   return std::nullopt;
 }

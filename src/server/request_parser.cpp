@@ -1,5 +1,6 @@
 #include "src/server/request_parser.h"
 
+#include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -14,6 +15,8 @@ using MaybeError = std::optional<ApiError>;
 
 constexpr size_t kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 1024;
+constexpr size_t kMaxBadWords = 1024;
+constexpr double kMaxBias = 100;
 constexpr int kMaxDepth = 64;
 
 #define RETURN_IF_REFUSED(expr)                        \
@@ -307,6 +310,59 @@ MaybeError read_stop(const Json& body, std::vector<std::string>& stops) {
   return std::nullopt;
 }
 
+// The token id that a JSON object's name spells; nothing when it spells none.
+std::optional<int32_t> token_id_of(const std::string& name) {
+  int32_t id = -1;
+  auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
+  if (error != std::errc() || id < 0 || std::to_string(id) != name) return std::nullopt;
+  return id;
+}
+
+MaybeError read_logit_bias(const Json& body, std::vector<TokenBias>& biases) {
+  const Json* map = present(body, "logit_bias");
+  if (map == nullptr) return std::nullopt;
+  for (const auto& [name, value] : map->items()) {
+    auto id = token_id_of(name);
+    if (!id) return refuse("logit_bias", format("'logit_bias' is by token id; '{}' is none", name));
+    if (!value.is_number() || std::abs(value.get<double>()) > kMaxBias) {
+      return refuse(
+          "logit_bias",
+          format("'logit_bias' of token {} must be a number between {} and {}", name, -kMaxBias, kMaxBias));
+    }
+    biases.push_back({*id, value.get<float>()});
+  }
+  return std::nullopt;
+}
+
+MaybeError read_bad_words(const Json& body, std::vector<std::string>& words) {
+  const Json* list = present(body, "bad_words");
+  if (list == nullptr) return std::nullopt;
+  if (list->size() > kMaxBadWords) {
+    return refuse("bad_words",
+                  format("'bad_words' may hold at most {} words, not {}", kMaxBadWords, list->size()));
+  }
+  for (const Json& word : *list) {
+    if (!word.is_string() || word.get_ref<const std::string&>().empty()) {
+      return refuse("bad_words", "'bad_words' must hold strings that are not empty");
+    }
+    words.push_back(word.get<std::string>());
+  }
+  return std::nullopt;
+}
+
+// What changes single tokens' chances.
+MaybeError read_token_rules(const Json& body, GenerateSpec& spec) {
+  read(body, "no_repeat_ngram_size", spec.no_repeat_ngram_size);
+  RETURN_IF_REFUSED(read_logit_bias(body, spec.logit_bias));
+  RETURN_IF_REFUSED(read_bad_words(body, spec.bad_words));
+  const Json* allowed = present(body, "allowed_token_ids");
+  if (allowed == nullptr) return std::nullopt;
+  if (allowed->empty()) {
+    return refuse("allowed_token_ids", "'allowed_token_ids' must hold at least one token id");
+  }
+  return read_token_ids(*allowed, "allowed_token_ids", spec.allowed_token_ids);
+}
+
 MaybeError read_stream(const Json& body, GenerateSpec& spec) {
   read(body, "stream", spec.stream);
   const Json* options = present(body, "stream_options");
@@ -387,6 +443,7 @@ std::optional<ApiError> parse_generate(Endpoint endpoint, std::string_view text,
   if (const Json* ids = present(body, "stop_token_ids")) {
     RETURN_IF_REFUSED(read_token_ids(*ids, "stop_token_ids", spec.stop_token_ids));
   }
+  RETURN_IF_REFUSED(read_token_rules(body, spec));
   RETURN_IF_REFUSED(read_stream(body, spec));
   RETURN_IF_REFUSED(read_logprobs(body, spec));
   return endpoint == Endpoint::kChat ? read_chat(body, spec.chat) : read_prompt(body, spec.prompts);

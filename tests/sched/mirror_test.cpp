@@ -104,6 +104,27 @@ TEST(Mirror, ImpossibleOperationsAreDataLoss) {
             StatusCode::kDataLoss);
 }
 
+TEST(Mirror, RulesThatLeadOutsideAreDataLoss) {
+  const std::vector<int32_t> ban[] = {{8, 9}};
+  const LogitRules rules = pack_rules({5, 3}, {}, ban);
+  const auto applied = [&](auto change) {
+    Mirror mirror = make_mirror();
+    StepPlan plan = first_plan();
+    plan.starts[0].rules = rules.counts;
+    plan.rule_words = rules.words;
+    change(plan);
+    const StatusCode code = mirror.advance(plan).code();
+    if (code == StatusCode::kOk) EXPECT_EQ(mirror.slot(1).rule_words, rules.words);
+    return code;
+  };
+  EXPECT_EQ(applied([](StepPlan&) {}), StatusCode::kOk);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.rule_words.pop_back(); }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.starts[0].rules.num_bans = 2; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.starts[0].rules.num_allowed = -1; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.rule_words[2] = 5; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.rule_words[3] = 0; }), StatusCode::kDataLoss);
+}
+
 TEST(Mirror, RunNeedsBlocksForItsTokens) {
   Mirror mirror = make_mirror();
   StepPlan plan = first_plan();
@@ -131,6 +152,8 @@ TEST(Mirror, ChecksumTellsWhoTookADifferentStep) {
   EXPECT_EQ(applied([](StepPlan& changed) { changed.starts[0].seed = 6; }), StatusCode::kDataLoss);
   EXPECT_EQ(applied([](StepPlan& changed) { changed.starts[0].top_p = 0.5f; }), StatusCode::kDataLoss);
   EXPECT_EQ(applied([](StepPlan& changed) { changed.end_tokens[0] = 3; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& changed) { changed.starts[0].no_repeat_ngram_size = 3; }),
+            StatusCode::kDataLoss);
   EXPECT_EQ(applied([](StepPlan& changed) { changed.runs[0].samples = 0; }), StatusCode::kDataLoss);
 
   // A difference is not forgotten by later steps that are the same.

@@ -144,6 +144,25 @@ TEST_F(ApiGenerate, SamplingValuesReachTheEngine) {
   EXPECT_EQ(request.sampling.top_k, 0);
 }
 
+TEST_F(ApiGenerate, RulesOfSingleTokensReachTheEngine) {
+  for (const char* path : {kTextPath, kChatPath}) {
+    Json body = path == std::string(kChatPath) ? chat("p") : completion("p");
+    body.update(Json::parse(R"({"logit_bias": {"65": -100, "7": 2.5}, "allowed_token_ids": [9, 65, 9],
+        "bad_words": ["hi", "  hi"], "no_repeat_ngram_size": 3})"));
+    post_ok(path, body);
+    const sched::SamplingParams sampling = engine->requests().back().sampling;
+    const TokenBias biases[] = {{65, -100.0f}, {7, 2.5f}};  // in the order of the names
+    const std::vector<int32_t> bare = {'h', 'i'};
+    const std::vector<int32_t> spaced = {' ', 'h', 'i'};
+    const std::vector<int32_t> bans[] = {bare, spaced, bare, spaced};
+    EXPECT_EQ(sampling.rules.words, pack_rules({9, 65}, biases, bans).words);
+    EXPECT_TRUE(check_rules(sampling.rules.counts, sampling.rules.words).ok());
+    EXPECT_EQ(sampling.no_repeat_ngram_size, 3);
+  }
+  post_ok(kTextPath, completion("p"));
+  EXPECT_TRUE(engine->requests().back().sampling.rules.counts.empty());
+}
+
 TEST_F(ApiGenerate, DefaultLengthsAndSeeds) {
   engine->set_scripts({{97}});  // never ends by itself
   Json body = {{"model", "tiny"}, {"prompt", "pp"}};
