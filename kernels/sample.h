@@ -38,6 +38,7 @@ struct SampleRow {
   int32_t rules_begin = 0;
   // n: no n tokens in a row, of prompt and output together, twice (Paulus et al. 2017); 0: off
   int32_t no_repeat_ngram_size = 0;
+  int32_t known_token = -1;  // from 0 on: nothing is drawn, the record is of this token
 
   // Whether argmax_shard knows everything that the row masks.
   bool masks_little() const {

@@ -73,6 +73,7 @@ LogSoftmax rank_raw_logits(SampleScratch& s, int32_t num_top, SampleRecord& reco
 }
 
 float raw_logit(const SampleWork& work, int64_t row, int32_t token) {
+  if (token >= work.vocab_size) return -std::numeric_limits<float>::infinity();
   const int64_t width = work.logits.dim(2);
   float logit = 0;
   copy_clean(shard_row(work, token / width, row) + token % width, &logit, 1);
@@ -115,9 +116,7 @@ SampleRecord sample_row(const SampleWork& work,
   load_logits(work, i, scratch);
   LogSoftmax softmax;
   if (row.num_logprobs >= 0) softmax = rank_raw_logits(scratch, row.num_logprobs, record);
-  const RowContext context = context_of(work, row);
-  adjust_logits(scratch, row, context);
-  record.token = draw_token(scratch, row, context);
+  record.token = row.known_token >= 0 ? row.known_token : choose_token(scratch, row, context_of(work, row));
   if (row.num_logprobs >= 0) record.logprob = softmax.of(raw_logit(work, i, record.token));
   return record;
 }

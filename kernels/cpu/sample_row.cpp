@@ -270,13 +270,10 @@ int64_t select_best(SampleScratch& s, int64_t k) {
   return k;
 }
 
-void adjust_logits(SampleScratch& s, const SampleRow& row, const RowContext& context) {
+int32_t choose_token(SampleScratch& s, const SampleRow& row, const RowContext& context) {
   apply_biases(s, row, context.rule_words);
   apply_masks(s, row, context);
   apply_penalties(s, row, context.history);
-}
-
-int32_t draw_token(SampleScratch& s, const SampleRow& row, const RowContext& context) {
   const float max = scan_chunk_maxima(s.logits, s.chunks, s.chunk_max);
   if (max == kMinusInfinity) return smallest_unmasked(s, row, context);
   if (!(row.temperature > 0)) return best_token(s, max);

@@ -44,10 +44,7 @@ struct RowContext {
   const int32_t* more_banned;  // [row.num_more_banned]
 };
 
-// Biases, masks and penalties, on s.logits.
-void adjust_logits(SampleScratch& s, const SampleRow& row, const RowContext& context);
-
-// The token drawn from s.logits (overwritten), all effects from temperature on included.
-int32_t draw_token(SampleScratch& s, const SampleRow& row, const RowContext& context);
+// The token that the row draws from s.logits (overwritten), all effects included.
+int32_t choose_token(SampleScratch& s, const SampleRow& row, const RowContext& context);
 
 }  // namespace llm_dist::kernels

@@ -311,7 +311,10 @@ __device__ int32_t smallest_unmasked(const Work& work, const SampleRow& row, con
   return row.rules.num_allowed > 0 ? context.rule_words[0] : 0;
 }
 
-__device__ int32_t draw_token(const Work& work, const SampleRow& row, const RowContext& context) {
+__device__ int32_t choose_token(const Work& work, const SampleRow& row, const RowContext& context) {
+  apply_biases(work, row, context.rule_words);
+  apply_masks(work, row, context);
+  apply_penalties(work, row, context.history);
   const uint64_t best = best_below(work, ~uint64_t{0});
   const float max = value_of_key(best);
   if (max == -INFINITY) return smallest_unmasked(work, row, context);
@@ -342,16 +345,14 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleArgs args) {
   float log_norm = 0;
   if (row.num_logprobs >= 0) log_norm = rank_raw_logits(work, row.num_logprobs, record);
   __syncthreads();
-  const RowContext context{args.history.row(row.slot),
-                           args.rule_words + row.rules_begin,
-                           args.rule_words + row.more_banned_begin};
-  apply_biases(work, row, context.rule_words);
-  apply_masks(work, row, context);
-  apply_penalties(work, row, context.history);
-  const int32_t token = draw_token(work, row, context);
+  const RowContext context{
+      args.history.row(row.slot), args.rule_words + row.rules_begin, args.rule_words + row.more_banned_begin};
+  const int32_t token = row.known_token >= 0 ? row.known_token : choose_token(work, row, context);
   if (threadIdx.x != 0) return;
   record[0] = token;
-  if (row.num_logprobs >= 0) record[1] = __float_as_int(raw_logit(args, i, token) - log_norm);
+  if (row.num_logprobs >= 0) {
+    record[1] = __float_as_int(token < args.vocab ? raw_logit(args, i, token) - log_norm : -INFINITY);
+  }
 }
 
 }  // namespace

@@ -161,10 +161,28 @@ void StepInputs::stage_sample(const sched::SlotRun& run, const sched::Mirror::Sl
                          .num_logprobs = params.num_logprobs,
                          .no_repeat_ngram_size = params.no_repeat_ngram_size};
   stage_rules(slot, row);
+  add_row(row, num_tokens_ - 1, run.slot);
+}
+
+// The history has the prompt's tokens already: what these rows say of them goes to the host alone.
+void StepInputs::stage_scores(const sched::SlotRun& run, const sched::Mirror::Slot& slot) {
+  int32_t first = sched::first_scored(run, slot.prompt_len);
+  for (int32_t position = first; position < first + run.num_scores; ++position) {
+    kernels::SampleRow row{
+        .slot = run.slot,
+        .position = position,
+        .prompt_len = slot.prompt_len,
+        .num_logprobs = slot.params.num_prompt_logprobs,
+        .known_token = known_tokens_[static_cast<size_t>(run.slot * options_.max_model_len + position)]};
+    add_row(row, num_tokens_ - run.count + position - 1 - run.begin, -1);
+  }
+}
+
+void StepInputs::add_row(const kernels::SampleRow& row, int64_t token, int32_t history_slot) {
   prepared_.greedy_only = prepared_.greedy_only && is_plain_greedy(row);
   host<kernels::SampleRow>(offsets_.sample_params)[num_samples_] = row;
-  host<int32_t>(offsets_.sample_rows)[num_samples_] = static_cast<int32_t>(num_tokens_ - 1);
-  host<int32_t>(offsets_.sample_slots)[num_samples_] = row.slot;
+  host<int32_t>(offsets_.sample_rows)[num_samples_] = static_cast<int32_t>(token);
+  host<int32_t>(offsets_.sample_slots)[num_samples_] = history_slot;
   host<int32_t>(offsets_.sample_positions)[num_samples_] = row.position;
   ++num_samples_;
 }
@@ -185,6 +203,7 @@ void StepInputs::stage_run(const sched::SlotRun& run, const sched::Mirror& mirro
   host<int32_t>(offsets_.context_lens)[num_sequences_] = run.begin + run.count;
   host<int32_t>(offsets_.query_starts)[++num_sequences_] = static_cast<int32_t>(num_tokens_);
   stage_new_tokens(run, slot);
+  stage_scores(run, slot);
   if (run.samples != 0) stage_sample(run, slot);
   parallel::StepBounds& bounds = prepared_.view.bounds;
   bounds.max_query_len = std::max<int64_t>(bounds.max_query_len, run.count);

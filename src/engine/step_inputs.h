@@ -86,6 +86,10 @@ class StepInputs {
   void stage_run(const sched::SlotRun& run, const sched::Mirror& mirror);
   void stage_new_tokens(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
   void stage_sample(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
+  void stage_scores(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
+  // token: row of the step whose logits these are; history_slot: where what it yields is written, −1:
+  // nowhere.
+  void add_row(const kernels::SampleRow& row, int64_t token, int32_t history_slot);
   void stage_rules(const sched::Mirror::Slot& slot, kernels::SampleRow& row);
   void pad();
   void view_inputs();

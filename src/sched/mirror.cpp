@@ -124,6 +124,7 @@ Status Mirror::start(const SlotStart& start,
   for (const int32_t token : tokens) mix(static_cast<uint32_t>(token));
   mix(pair_of(start.no_repeat_ngram_size, start.rules.num_words));
   mix(pair_of(start.rules.num_allowed, start.rules.num_biases));
+  mix(static_cast<uint32_t>(start.num_prompt_logprobs));
   for (const int32_t token : end_tokens) mix(static_cast<uint32_t>(token));
   for (const int32_t word : rule_words) mix(static_cast<uint32_t>(word));
   return ok_status();
@@ -139,18 +140,21 @@ Status Mirror::check_run(const SlotRun& run, uint64_t step) const {
   const bool contiguous = run.begin == held.num_computed && run.count >= 1 && end <= held.num_tokens_known;
   const bool sampling = run.samples == 0 || (run.samples == 1 && end == held.num_tokens_known);
   const bool stored = num_blocks <= max_blocks_per_slot_ && num_blocks * block_size_ >= end;
+  const bool scored =
+      run.num_scores >= 0 && (run.num_scores == 0 || first_scored(run, held.prompt_len) > run.begin);
   const bool once = last_run_[static_cast<size_t>(run.slot)] != step;
-  if (contiguous && sampling && stored && once) return ok_status();
-  return data_loss(
-      format("step {}: slot {} cannot run {} tokens from {} (samples {}, {} blocks) after {} of {} known",
-             step,
-             run.slot,
-             run.count,
-             run.begin,
-             run.samples,
-             num_blocks,
-             held.num_computed,
-             held.num_tokens_known));
+  if (contiguous && sampling && stored && scored && once) return ok_status();
+  return data_loss(format(
+      "step {}: slot {} cannot run {} tokens from {} (samples {}, scores {}, {} blocks) after {} of {} known",
+      step,
+      run.slot,
+      run.count,
+      run.begin,
+      run.samples,
+      run.num_scores,
+      num_blocks,
+      held.num_computed,
+      held.num_tokens_known));
 }
 
 Status Mirror::run(const SlotRun& run, uint64_t step, std::span<const int32_t> blocks) {
@@ -169,6 +173,7 @@ Status Mirror::run(const SlotRun& run, uint64_t step, std::span<const int32_t> b
   held.num_tokens_known += run.samples;
   last_run_[static_cast<size_t>(run.slot)] = step;
   mix(pair_of(run.slot, held.num_computed));
+  if (run.num_scores > 0) mix(static_cast<uint64_t>(run.num_scores));
   mix(pair_of(held.num_tokens_known, held.num_blocks));
   return ok_status();
 }

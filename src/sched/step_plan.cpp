@@ -99,7 +99,10 @@ void StepPlan::clear() {
 
 int64_t StepPlan::num_tokens() const { return sum_of(runs, &SlotRun::count); }
 
-int64_t StepPlan::num_samples() const { return sum_of(runs, &SlotRun::samples); }
+int64_t StepPlan::num_samples() const {
+  return sum_of(runs, &SlotRun::samples) + sum_of(runs, &SlotRun::num_scores);
+}
+
 bool StepPlan::decode_only() const {
   return std::all_of(runs.begin(), runs.end(), [](const SlotRun& run) { return run.count == 1; });
 }

@@ -31,7 +31,7 @@ struct SlotStart {
   int32_t min_tokens = 0;
   int32_t num_end_tokens = 0;  // the next num_end_tokens of StepPlan::end_tokens
   RuleCounts rules;            // the next rules.num_words of StepPlan::rule_words
-  int32_t reserved = 0;
+  int32_t num_prompt_logprobs = -1;
 };
 
 // Tokens [begin, begin + count) of a slot run in this step; begin = tokens whose K and V stand in the cache
@@ -43,7 +43,16 @@ struct SlotRun {
   int32_t samples = 0;  // 1: the last of these tokens yields the next one, at position begin + count
   int32_t num_new_blocks =
       0;  // the next num_new_blocks of StepPlan::blocks, appended to the slot's block table
+  // Prompt tokens whose log-probabilities this step yields: the last num_scores of those that follow one of
+  // its tokens.
+  int32_t num_scores = 0;
 };
+
+// Position of the first prompt token that the run scores.
+inline int32_t first_scored(const SlotRun& run, int32_t prompt_len) {
+  const int32_t last = run.begin + run.count < prompt_len ? run.begin + run.count : prompt_len - 1;
+  return last - run.num_scores + 1;
+}
 
 struct StepPlan {
   static constexpr uint32_t kVersion = 2;
@@ -66,7 +75,7 @@ struct StepPlan {
 
   void clear();
   int64_t num_tokens() const;   // sum of runs' counts
-  int64_t num_samples() const;  // runs with samples = 1
+  int64_t num_samples() const;  // rows of logits: of each run first its scores, then its sample
   bool decode_only() const;     // every run has one token
 };
 

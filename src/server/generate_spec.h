@@ -2,6 +2,7 @@
 // tokenized.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -42,6 +43,7 @@ struct GenerateSpec {
   int64_t min_tokens = 0;
   int64_t no_repeat_ngram_size = 0;  // 0: off
   int64_t n = 1;
+  int64_t best_of = 0;  // when more than n: as many are generated, and the n likeliest are replied
   int64_t priority = 0;
 
   std::vector<std::string> stop;
@@ -53,10 +55,15 @@ struct GenerateSpec {
   bool skip_special_tokens = true;
   bool ignore_eos = false;
   bool echo = false;
-  int32_t num_logprobs = -1;  // −1: none; 0: of the token itself only; k: of the k likeliest too
+  int32_t num_logprobs = -1;         // −1: none; 0: of the token itself only; k: of the k likeliest too
+  int32_t num_prompt_logprobs = -1;  // likewise
 
   bool stream = false;
   bool include_usage = false;
+
+  // Continuations of each prompt.
+  int64_t num_sequences() const { return std::max(n, best_of); }
+  bool echoes_logprobs() const { return echo && num_logprobs >= 0; }
 };
 
 // /tokenize: a text, or a conversation.

@@ -74,7 +74,8 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
             "'min_tokens' ({}) is more than the {} tokens there is room for", spec.min_tokens, max_tokens),
         .param = "min_tokens"};
   }
-  prompt.max_tokens = static_cast<int32_t>(max_tokens);
+  prompt.max_tokens =
+      static_cast<int32_t>(std::max<int64_t>(1, max_tokens));  // of an echo alone, one is dropped
   return std::nullopt;
 }
 
@@ -96,7 +97,7 @@ sched::SamplingParams sampling_of(const ServedModel& model, const GenerateSpec& 
   sampling.frequency_penalty = static_cast<float>(spec.frequency_penalty);
   sampling.seed = spec.seed.value_or(random_seed);
   sampling.min_tokens = static_cast<int32_t>(spec.min_tokens);
-  sampling.num_logprobs = spec.num_logprobs;
+  sampling.num_logprobs = spec.best_of > spec.n ? std::max(0, spec.num_logprobs) : spec.num_logprobs;
   sampling.ignore_eos = spec.ignore_eos;
   if (!spec.ignore_eos) sampling.end_token_ids = model.info.eos_ids;
   sampling.end_token_ids.insert(
@@ -151,20 +152,23 @@ MaybeError set_rules(const ServedModel& model, const GenerateSpec& spec, sched::
 
 MaybeError check_limits(const ServedModel& model, int64_t max_choices, const GenerateSpec& spec) {
   auto num_prompts = std::max<int64_t>(1, static_cast<int64_t>(spec.prompts.size()));
-  if (num_prompts * spec.n > max_choices) {
+  const char* number = spec.best_of > spec.n ? "best_of" : "n";
+  if (num_prompts * spec.num_sequences() > max_choices) {
     return ApiError{.status = 400,
-                    .message = format("{} prompts × n {} make {} choices; the most in one request is {}",
+                    .message = format("{} prompts × {} {} make {} choices; the most in one request is {}",
                                       num_prompts,
-                                      spec.n,
-                                      num_prompts * spec.n,
+                                      number,
+                                      spec.num_sequences(),
+                                      num_prompts * spec.num_sequences(),
                                       max_choices),
-                    .param = "n"};
+                    .param = number};
   }
-  if (spec.num_logprobs > model.info.max_logprobs) {
+  if (std::max(spec.num_logprobs, spec.num_prompt_logprobs) > model.info.max_logprobs) {
+    const char* logprobs = spec.endpoint == Endpoint::kChat ? "top_logprobs" : "logprobs";
     return ApiError{
         .status = 400,
         .message = format("at most {} log-probabilities a token are served", model.info.max_logprobs),
-        .param = spec.endpoint == Endpoint::kChat ? "top_logprobs" : "logprobs"};
+        .param = spec.num_logprobs > model.info.max_logprobs ? logprobs : "prompt_logprobs"};
   }
   return check_ids(model, spec.stop_token_ids, "stop_token_ids");
 }

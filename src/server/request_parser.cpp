@@ -386,10 +386,6 @@ MaybeError read_stream(const Json& body, GenerateSpec& spec) {
 MaybeError read_logprobs(const Json& body, GenerateSpec& spec) {
   if (spec.endpoint == Endpoint::kCompletions) {
     read(body, "logprobs", spec.num_logprobs);
-    if (spec.echo && spec.num_logprobs >= 0) {
-      return refuse("echo",
-                    "'echo' with 'logprobs' is not served: there are no log-probabilities of prompts");
-    }
     return std::nullopt;
   }
   bool wanted = false;
@@ -397,6 +393,25 @@ MaybeError read_logprobs(const Json& body, GenerateSpec& spec) {
   const Json* top = present(body, "top_logprobs");
   if (top != nullptr && !wanted) return refuse("top_logprobs", "'top_logprobs' needs 'logprobs': true");
   if (wanted) spec.num_logprobs = top == nullptr ? 0 : top->get<int32_t>();
+  return std::nullopt;
+}
+
+MaybeError check_together(const GenerateSpec& spec) {
+  if (spec.max_tokens && spec.min_tokens > *spec.max_tokens) {
+    return refuse(
+        "min_tokens",
+        format("'min_tokens' ({}) is more than 'max_tokens' ({})", spec.min_tokens, *spec.max_tokens));
+  }
+  if (spec.max_tokens == 0 && !spec.echo) return refuse("max_tokens", "'max_tokens' 0 needs 'echo': true");
+  if (spec.best_of != 0 && spec.best_of < spec.n) {
+    return refuse("best_of", format("'best_of' ({}) is less than 'n' ({})", spec.best_of, spec.n));
+  }
+  if (spec.stream && spec.best_of > spec.n) {
+    return refuse("best_of", "'best_of' cannot be streamed: the best are known at the end");
+  }
+  if (spec.stream && spec.num_prompt_logprobs >= 0) {
+    return refuse("prompt_logprobs", "'prompt_logprobs' cannot be streamed; 'echo' with 'logprobs' can");
+  }
   return std::nullopt;
 }
 
@@ -412,6 +427,8 @@ void read_sampling(const Json& body, GenerateSpec& spec) {
   read(body, "frequency_penalty", spec.frequency_penalty);
   read(body, "min_tokens", spec.min_tokens);
   read(body, "n", spec.n);
+  read(body, "best_of", spec.best_of);
+  read(body, "prompt_logprobs", spec.num_prompt_logprobs);
   read(body, "priority", spec.priority);
   read(body, "include_stop_str_in_output", spec.include_stop);
   read(body, "skip_special_tokens", spec.skip_special_tokens);
@@ -434,11 +451,6 @@ std::optional<ApiError> parse_generate(Endpoint endpoint, std::string_view text,
   RETURN_IF_REFUSED(check_fields(endpoint, body));
   read(body, "model", spec.model);
   read_sampling(body, spec);
-  if (spec.max_tokens && spec.min_tokens > *spec.max_tokens) {
-    return refuse(
-        "min_tokens",
-        format("'min_tokens' ({}) is more than 'max_tokens' ({})", spec.min_tokens, *spec.max_tokens));
-  }
   RETURN_IF_REFUSED(read_stop(body, spec.stop));
   if (const Json* ids = present(body, "stop_token_ids")) {
     RETURN_IF_REFUSED(read_token_ids(*ids, "stop_token_ids", spec.stop_token_ids));
@@ -446,6 +458,7 @@ std::optional<ApiError> parse_generate(Endpoint endpoint, std::string_view text,
   RETURN_IF_REFUSED(read_token_rules(body, spec));
   RETURN_IF_REFUSED(read_stream(body, spec));
   RETURN_IF_REFUSED(read_logprobs(body, spec));
+  RETURN_IF_REFUSED(check_together(spec));
   return endpoint == Endpoint::kChat ? read_chat(body, spec.chat) : read_prompt(body, spec.prompts);
 }
 

@@ -274,6 +274,56 @@ TEST(Engine, RulesOfSingleTokensHoldInEveryLayout) {
   }
 }
 
+// What scoring says of a text is what generating it said, in chunks and over stages, and beside other
+// requests.
+TEST(Engine, PromptsAreScoredAsTheyWereGenerated) {
+  GoldenCase golden = load_golden("grouped");
+  std::vector<sched::SequenceRequest> requests = random_requests(golden, 8);
+  for (sched::SequenceRequest& request : requests) {
+    request.sampling.num_logprobs = 0;
+    request.sampling.max_tokens = 25;
+  }
+  std::vector<Output> written = start(golden, {.engine = golden_options({})})->generate(requests);
+  std::vector<sched::SequenceRequest> scoring = requests;
+  for (size_t i = 0; i < scoring.size(); ++i) {
+    std::vector<int32_t>& text = scoring[i].prompt;
+    text.insert(text.end(), written[i].tokens.begin(), written[i].tokens.end());
+    scoring[i].sampling.max_tokens = 2;
+    if (i % 3 != 2) scoring[i].sampling.num_prompt_logprobs = static_cast<int32_t>(i % 3);
+  }
+  EngineOptions few_blocks = golden_options({});
+  few_blocks.num_blocks = 24;  // 96 tokens, where each sequence wants up to 57: they preempt one another
+  EngineOptions whole_prompts = golden_options({});
+  whole_prompts.max_num_batched_tokens = 64;
+  whole_prompts.enable_chunked_prefill = false;
+  std::vector<EngineOptions> cases = {few_blocks, whole_prompts};
+  for (const Layout& layout : {Layout{},
+                               Layout{.tp = 3},
+                               Layout{.tp = 1, .pp = 3},
+                               Layout{.tp = 2, .pp = 2, .sequence_parallel = true}}) {
+    cases.push_back(golden_options(layout));
+  }
+  for (const EngineOptions& options : cases) {
+    SCOPED_TRACE(to_string(options.layout));
+    std::vector<Output> scored = start(golden, {.engine = options})->generate(scoring);
+    for (size_t i = 0; i < scored.size(); ++i) {
+      SCOPED_TRACE("sequence " + std::to_string(i));
+      EXPECT_EQ(scored[i].tokens.size(), 2u);
+      if (i % 3 == 2) {
+        EXPECT_TRUE(scored[i].prompt_tokens.empty());
+        continue;
+      }
+      const std::vector<int32_t>& text = scoring[i].prompt;
+      EXPECT_EQ(scored[i].prompt_tokens, std::vector<int32_t>(text.begin() + 1, text.end()));
+      ASSERT_EQ(scored[i].prompt_logprobs.size(), text.size() - 1);
+      size_t first = requests[i].prompt.size() - 1;
+      for (size_t t = 0; t < written[i].tokens.size(); ++t) {
+        EXPECT_NEAR(scored[i].prompt_logprobs[first + t], written[i].logprobs[t], kEpsilon) << "token " << t;
+      }
+    }
+  }
+}
+
 // A sequence whose rules would crowd the others out of a step's inputs.
 TEST(Engine, RulesBeyondTheirRoomAreRefused) {
   GoldenCase golden = load_golden("multiquery");

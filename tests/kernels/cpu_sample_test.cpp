@@ -436,6 +436,18 @@ TEST_P(CpuSampleTest, LogprobsAreOfTheModelsOwnDistribution) {
   EXPECT_EQ(sample_one(logits, row).logprob, 0);
 }
 
+TEST_P(CpuSampleTest, AKnownTokenIsScoredAndNotDrawn) {
+  SampleRow row{.slot = 0, .num_logprobs = 1, .num_banned = 1, .banned = {0}, .known_token = 0};
+  const SampleRecord record = sample_one({0, 0, std::log(2.0)}, row);
+  EXPECT_EQ(record.token, 0);
+  EXPECT_NEAR(record.logprob, std::log(0.25), 1e-5);
+  ASSERT_EQ(record.num_top, 1);
+  EXPECT_EQ(record.top_ids[0], 2);
+  EXPECT_NEAR(record.top_logprobs[0], std::log(0.5), 1e-5);
+  row.known_token = 3;
+  EXPECT_EQ(sample_one({0, 0, 0}, row).logprob, -std::numeric_limits<float>::infinity());
+}
+
 TEST_P(CpuSampleTest, TopLogprobsOfTiesAndSmallVocabularies) {
   const SampleRecord ties = sample_one(std::vector<double>(900, 2.0), {.slot = 0, .num_logprobs = 4});
   EXPECT_EQ(std::vector<int32_t>(ties.top_ids, ties.top_ids + 4), (std::vector<int32_t>{0, 1, 2, 3}));

@@ -401,6 +401,7 @@ TEST_F(CudaSampling, RulesMaskWhatTheyMaskOnTheCpu) {
       row.num_logprobs = i % 4 - 1;
       row.no_repeat_ngram_size = i % 6 == 5 ? 1 + i / 6 % 3 : 0;
       row.num_more_banned = i % 11 == 0 ? 3 : 0;
+      row.known_token = i % 13 == 0 ? static_cast<int32_t>(i % vocab) : -1;
       row.rules = rules.counts;
       row.rules_begin = static_cast<int32_t>(words.size());
       words.insert(words.end(), rules.words.begin(), rules.words.end());

@@ -26,7 +26,7 @@ StepPlan sample_plan() {
                   .num_end_tokens = 2,
                   .rules = {.num_allowed = 3, .num_words = 3}}};
   plan.runs = {{.slot = 0, .begin = 17, .count = 1, .samples = 1},
-               {.slot = 1, .begin = 0, .count = 3, .samples = 1, .num_new_blocks = 2}};
+               {.slot = 1, .begin = 0, .count = 3, .samples = 1, .num_new_blocks = 2, .num_scores = 1}};
   plan.tokens = {11, 12, 13};
   plan.end_tokens = {2, 0};
   plan.rule_words = {4, 5, 6};
@@ -64,7 +64,7 @@ TEST(StepPlan, DecodeReturnsWhatWasEncoded) {
   EXPECT_EQ(decoded.rule_words, plan.rule_words);
   EXPECT_EQ(decoded.blocks, plan.blocks);
   EXPECT_EQ(decoded.num_tokens(), 4);
-  EXPECT_EQ(decoded.num_samples(), 2);
+  EXPECT_EQ(decoded.num_samples(), 3);
 }
 
 TEST(StepPlan, EveryTruncationAndExtensionIsRefused) {

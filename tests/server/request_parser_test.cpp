@@ -64,6 +64,14 @@ TEST(RequestParser, LogprobsOfNoneAndOfTheTokenAlone) {
             0);
 }
 
+TEST(RequestParser, BestOfCountsSequences) {
+  GenerateSpec spec = parse(Endpoint::kCompletions,
+                            R"({"model": "m", "prompt": "a", "n": 2, "best_of": 5, "prompt_logprobs": 3})");
+  EXPECT_EQ(spec.num_sequences(), 5);
+  EXPECT_EQ(spec.num_prompt_logprobs, 3);
+  EXPECT_EQ(parse(Endpoint::kCompletions, R"({"model": "m", "prompt": "a", "n": 2})").num_sequences(), 2);
+}
+
 TEST(RequestParser, TheFourShapesOfAPrompt) {
   auto prompts = [](const std::string& prompt) {
     return parse(Endpoint::kCompletions, R"({"model": "m", "prompt": )" + prompt + "}").prompts;
