@@ -1,6 +1,7 @@
 #include "src/server/request_parser.h"
 
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>

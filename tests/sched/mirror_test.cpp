@@ -143,7 +143,9 @@ TEST(Mirror, RulesThatLeadOutsideAreDataLoss) {
     plan.rule_words = rules.words;
     change(plan);
     const StatusCode code = mirror.advance(plan).code();
-    if (code == StatusCode::kOk) EXPECT_EQ(mirror.slot(1).rule_words, rules.words);
+    if (code == StatusCode::kOk) {
+      EXPECT_EQ(mirror.slot(1).rule_words, rules.words);
+    }
     return code;
   };
   EXPECT_EQ(applied([](StepPlan&) {}), StatusCode::kOk);

@@ -424,7 +424,7 @@ TEST(SchedulerDeathTest, RetiringOutOfOrderIsABug) {
   ASSERT_TRUE(bench.schedule());
   ASSERT_TRUE(bench.schedule());
   EXPECT_DEATH(bench.scheduler.retire(2, std::vector<int32_t>{5}, bench.events), "retires after");
-  EXPECT_DEATH(bench.scheduler.retire(1, std::vector<int32_t>{}, bench.events), "num_samples");
+  EXPECT_DEATH(bench.scheduler.retire(1, std::vector<int32_t>{}, bench.events), "num_rows");
 }
 
 }  // namespace

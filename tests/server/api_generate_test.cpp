@@ -293,7 +293,7 @@ TEST_F(ApiGenerate, PromptLogprobs) {
 
 TEST_F(ApiGenerate, BestOfRepliesTheLikeliest) {
   engine->set_scripts({script("one"), script("two two"), script("three"), script("four")});
-  engine->set_logprobs({-2.0f, -0.5f, -3.0f, -1.0f});
+  engine->set_logprobs({-2.0f, -0.9f, -3.0f, -1.0f});
   Json body = completion("x");
   body["best_of"] = 4;
   body["n"] = 2;
