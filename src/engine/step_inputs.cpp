@@ -128,20 +128,20 @@ void StepInputs::stage_new_tokens(const sched::SlotRun& run, const sched::Mirror
 }
 
 void StepInputs::stage_rules(const sched::Mirror::Slot& slot, kernels::SampleRow& row) {
-  auto stage = [this](std::span<const int32_t> words) {
+  auto append = [this](std::span<const int32_t> words) {
     std::ranges::copy(words, host<int32_t>(offsets_.rule_words) + num_rule_words_);
     return static_cast<int32_t>(
         std::exchange(num_rule_words_, num_rule_words_ + static_cast<int64_t>(words.size())));
   };
   row.rules = slot.params.rules;
-  row.rules_begin = stage(slot.rule_words);
+  row.rules_begin = append(slot.rule_words);
   if (!may_not_end(slot, row.position)) return;
   std::span<const int32_t> end_tokens = slot.end_token_ids;
   row.num_banned = static_cast<int32_t>(std::min<size_t>(end_tokens.size(), kernels::kMaxBannedTokens));
   std::copy_n(end_tokens.begin(), row.num_banned, row.banned);
   std::span<const int32_t> more = end_tokens.subspan(static_cast<size_t>(row.num_banned));
   row.num_more_banned = static_cast<int32_t>(more.size());
-  row.more_banned_begin = stage(more);
+  row.more_banned_begin = append(more);
 }
 
 void StepInputs::stage_sample(const sched::SlotRun& run, const sched::Mirror::Slot& slot) {
