@@ -81,6 +81,7 @@ void argmax_shard_cpu(OpState& state, device::Stream& stream, const ArgmaxShardP
         BestEntry entry{0.0f, 0};
         if (row.slot >= 0) {
           CHECK(row.num_banned >= 0 && row.num_banned <= kMaxBannedTokens, "{} banned", row.num_banned);
+          CHECK(row.masks_little(), "row {} masks more than argmax knows of", i);
           entry = best_of_shard(logits.row<const float>(i), first, count, row);
           if (entry.id == BestEntry().id) entry.id = first_allowed(first, count, row);
         }

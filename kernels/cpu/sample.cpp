@@ -20,8 +20,15 @@ struct SampleWork {
   int64_t vocab_size;
   Rows rows;
   Rows history;
+  std::span<const int32_t> rule_words;
   Rows records;
 };
+
+std::span<const int32_t> words_in(const Tensor& words) {
+  if (words.data == nullptr) return {};
+  CHECK(words.dtype == DType::kI32 && words.is_contiguous(), "rule words {}", words.to_string());
+  return {static_cast<const int32_t*>(words.data), static_cast<size_t>(words.numel())};
+}
 
 const float* shard_row(const SampleWork& work, int64_t shard, int64_t row) {
   return static_cast<const float*>(work.logits.data) + shard * work.logits.stride(0) +
@@ -66,6 +73,7 @@ LogSoftmax rank_raw_logits(SampleScratch& s, int32_t num_top, SampleRecord& reco
 }
 
 float raw_logit(const SampleWork& work, int64_t row, int32_t token) {
+  if (token >= work.vocab_size) return -std::numeric_limits<float>::infinity();
   const int64_t width = work.logits.dim(2);
   float logit = 0;
   copy_clean(shard_row(work, token / width, row) + token % width, &logit, 1);
@@ -81,6 +89,22 @@ const int32_t* history_of(const SampleWork& work, const SampleRow& row) {
   return work.history.row<const int32_t>(row.slot);
 }
 
+const int32_t* words_of(const SampleWork& work, int32_t begin, int32_t count) {
+  CHECK(begin >= 0 && count >= 0 &&
+            size_t{static_cast<uint32_t>(begin)} + static_cast<uint32_t>(count) <= work.rule_words.size(),
+        "{} rule words from {} of {}",
+        count,
+        begin,
+        work.rule_words.size());
+  return work.rule_words.data() + begin;
+}
+
+RowContext context_of(const SampleWork& work, const SampleRow& row) {
+  return {.history = history_of(work, row),
+          .rule_words = words_of(work, row.rules_begin, row.rules.num_words),
+          .more_banned = words_of(work, row.more_banned_begin, row.num_more_banned)};
+}
+
 SampleRecord sample_row(const SampleWork& work,
                         int64_t i,
                         const SampleRow& row,
@@ -92,8 +116,7 @@ SampleRecord sample_row(const SampleWork& work,
   load_logits(work, i, scratch);
   LogSoftmax softmax;
   if (row.num_logprobs >= 0) softmax = rank_raw_logits(scratch, row.num_logprobs, record);
-  apply_penalties(scratch, row, history_of(work, row));
-  record.token = draw_token(scratch, row);
+  record.token = row.known_token >= 0 ? row.known_token : choose_token(scratch, row, context_of(work, row));
   if (row.num_logprobs >= 0) record.logprob = softmax.of(raw_logit(work, i, record.token));
   return record;
 }
@@ -113,6 +136,7 @@ void sample_cpu(OpState& state, device::Stream& stream, const SampleParams& para
                         .vocab_size = params.vocab_size,
                         .rows = rows_of(params.rows),
                         .history = rows_of(params.history),
+                        .rule_words = words_in(params.rule_words),
                         .records = rows_of(params.records)};
   const int64_t n = work.rows.count;
   CHECK_EQ(work.rows.width, static_cast<int64_t>(sizeof(SampleRow)));

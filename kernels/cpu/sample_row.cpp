@@ -146,6 +146,90 @@ int32_t best_token(const SampleScratch& s, float max) {
   return static_cast<int32_t>(std::find(begin, begin + kVocabChunk, max) - s.logits);
 }
 
+void mask(SampleScratch& s, int32_t id) {
+  if (id >= 0 && id < s.vocab_size) s.logits[id] = kMinusInfinity;
+}
+
+void apply_biases(SampleScratch& s, const SampleRow& row, const int32_t* rule_words) {
+  const int32_t* bias = rule_words + row.rules.num_allowed;
+  for (int32_t i = 0; i < row.rules.num_biases; ++i, bias += 2) {
+    if (bias[0] >= 0 && bias[0] < s.vocab_size) s.logits[bias[0]] += std::bit_cast<float>(bias[1]);
+  }
+}
+
+// Everything between the ids, which ascend.
+void mask_all_but(SampleScratch& s, const int32_t* allowed, int32_t count) {
+  int64_t next = 0;
+  for (int32_t i = 0; i < count && allowed[i] < s.vocab_size; ++i) {
+    std::fill(s.logits + next, s.logits + allowed[i], kMinusInfinity);
+    next = allowed[i] + 1;
+  }
+  std::fill(s.logits + next, s.logits + s.vocab_size, kMinusInfinity);
+}
+
+void apply_bans(SampleScratch& s, const SampleRow& row, const RowContext& context) {
+  const int32_t* ban = context.rule_words + row.rules.num_allowed + 2 * row.rules.num_biases;
+  for (int32_t i = 0; i < row.rules.num_bans; ++i, ban += 2) {
+    const int32_t* run = context.rule_words + ban[0];
+    const int32_t before = ban[1] - 1;
+    if (row.position - row.prompt_len < before) continue;
+    if (std::equal(run, run + before, context.history + row.position - before)) mask(s, run[before]);
+  }
+}
+
+// Every token that has followed the last n − 1 tokens before.
+void mask_repeated_ngrams(SampleScratch& s, const SampleRow& row, const int32_t* history) {
+  const int32_t n = row.no_repeat_ngram_size;
+  if (n <= 0 || row.position < n) return;
+  const int32_t* end = history + row.position;
+  const int32_t* tail = end - (n - 1);
+  for (const int32_t* at = history; at + n <= end; ++at) {
+    if (std::equal(tail, end, at)) mask(s, at[n - 1]);
+  }
+}
+
+void apply_masks(SampleScratch& s, const SampleRow& row, const RowContext& context) {
+  for (int32_t i = 0; i < row.num_banned; ++i) mask(s, row.banned[i]);
+  for (int32_t i = 0; i < row.num_more_banned; ++i) mask(s, context.more_banned[i]);
+  if (row.rules.num_allowed > 0) mask_all_but(s, context.rule_words, row.rules.num_allowed);
+  apply_bans(s, row, context);
+  mask_repeated_ngrams(s, row, context.history);
+}
+
+// Where there is nothing to choose by.
+int32_t smallest_unmasked(SampleScratch& s, const SampleRow& row, const RowContext& context) {
+  std::fill(s.logits, s.logits + s.vocab_size, 0.0f);
+  apply_masks(s, row, context);
+  const float max = scan_chunk_maxima(s.logits, s.chunks, s.chunk_max);
+  if (max != kMinusInfinity) return best_token(s, max);
+  return row.rules.num_allowed > 0 ? context.rule_words[0] : 0;
+}
+
+void apply_penalties(SampleScratch& s, const SampleRow& row, const int32_t* history) {
+  if (row.repetition_penalty == 1.0f && row.presence_penalty == 0.0f && row.frequency_penalty == 0.0f) return;
+  // counts[id]: occurrences in the output, shifted by the bit that says it occurred at all. They live where
+  // candidates will, since no candidate is chosen yet.
+  auto* counts = reinterpret_cast<uint32_t*>(s.keys);
+  std::memset(counts, 0, static_cast<size_t>(s.vocab_size) * sizeof(uint32_t));
+  const auto known = [&](int32_t id) { return id >= 0 && id < s.vocab_size; };
+  for (int32_t i = 0; i < row.position; ++i) {
+    const int32_t id = history[i];
+    if (known(id)) counts[id] = (counts[id] | 1u) + (i >= row.prompt_len ? 2u : 0u);
+  }
+  for (int32_t i = 0; i < row.position; ++i) {
+    const int32_t id = history[i];
+    if (!known(id) || counts[id] == 0) continue;
+    const auto in_output = static_cast<float>(counts[id] >> 1);
+    counts[id] = 0;  // each token once
+    float logit = s.logits[id];
+    if (row.repetition_penalty != 1.0f) {
+      logit = logit > 0 ? logit / row.repetition_penalty : logit * row.repetition_penalty;
+    }
+    if (in_output > 0) logit -= row.presence_penalty + row.frequency_penalty * in_output;
+    copy_clean(&logit, &s.logits[id], 1);
+  }
+}
+
 }  // namespace
 
 RankKey rank_key(float logit, int64_t id) {
@@ -186,38 +270,12 @@ int64_t select_best(SampleScratch& s, int64_t k) {
   return k;
 }
 
-void apply_penalties(SampleScratch& s, const SampleRow& row, const int32_t* history) {
-  for (int32_t i = 0; i < row.num_banned; ++i) {
-    const int32_t id = row.banned[i];
-    if (id >= 0 && id < s.vocab_size) s.logits[id] = kMinusInfinity;
-  }
-  if (row.repetition_penalty == 1.0f && row.presence_penalty == 0.0f && row.frequency_penalty == 0.0f) return;
-  // counts[id]: occurrences in the output, shifted by the bit that says it occurred at all. They live where
-  // candidates will, since no candidate is chosen yet.
-  auto* counts = reinterpret_cast<uint32_t*>(s.keys);
-  std::memset(counts, 0, static_cast<size_t>(s.vocab_size) * sizeof(uint32_t));
-  const auto known = [&](int32_t id) { return id >= 0 && id < s.vocab_size; };
-  for (int32_t i = 0; i < row.position; ++i) {
-    const int32_t id = history[i];
-    if (known(id)) counts[id] = (counts[id] | 1u) + (i >= row.prompt_len ? 2u : 0u);
-  }
-  for (int32_t i = 0; i < row.position; ++i) {
-    const int32_t id = history[i];
-    if (!known(id) || counts[id] == 0) continue;
-    const auto in_output = static_cast<float>(counts[id] >> 1);
-    counts[id] = 0;  // each token once
-    float logit = s.logits[id];
-    if (row.repetition_penalty != 1.0f) {
-      logit = logit > 0 ? logit / row.repetition_penalty : logit * row.repetition_penalty;
-    }
-    if (in_output > 0) logit -= row.presence_penalty + row.frequency_penalty * in_output;
-    copy_clean(&logit, &s.logits[id], 1);
-  }
-}
-
-int32_t draw_token(SampleScratch& s, const SampleRow& row) {
+int32_t choose_token(SampleScratch& s, const SampleRow& row, const RowContext& context) {
+  apply_biases(s, row, context.rule_words);
+  apply_masks(s, row, context);
+  apply_penalties(s, row, context.history);
   const float max = scan_chunk_maxima(s.logits, s.chunks, s.chunk_max);
-  if (max == kMinusInfinity) return smallest_allowed(row, s.vocab_size);
+  if (max == kMinusInfinity) return smallest_unmasked(s, row, context);
   if (!(row.temperature > 0)) return best_token(s, max);
   const double uniform = sampling_uniform(row.seed, static_cast<uint32_t>(row.position), row.choice);
   const float inverse_temperature = std::min(1 / row.temperature, std::numeric_limits<float>::max());
@@ -231,14 +289,6 @@ int32_t draw_token(SampleScratch& s, const SampleRow& row) {
   Nucleus nucleus = select_nucleus(s, row, max, inverse_temperature);
   if (min_p > 0) nucleus.count = prefix_above(nucleus, static_cast<double>(min_p));
   return draw_from(nucleus, uniform);
-}
-
-int32_t smallest_allowed(const SampleRow& row, int64_t vocab_size) {
-  const int32_t* banned_end = row.banned + row.num_banned;
-  for (int32_t id = 0; id < vocab_size; ++id) {
-    if (std::find(row.banned, banned_end, id) == banned_end) return id;
-  }
-  return 0;
 }
 
 }  // namespace llm_dist::kernels

@@ -37,13 +37,14 @@ constexpr int64_t sample_scratch_bytes(int64_t vocab_size) {
 // s.chunk_max is up to date.
 int64_t select_best(SampleScratch& s, int64_t k);
 
-// banned tokens and penalties, on s.logits. `history`: tokens [0, row.position).
-void apply_penalties(SampleScratch& s, const SampleRow& row, const int32_t* history);
+// What a row points to.
+struct RowContext {
+  const int32_t* history;      // tokens [0, row.position)
+  const int32_t* rule_words;   // of row.rules
+  const int32_t* more_banned;  // [row.num_more_banned]
+};
 
-// The token drawn from s.logits (overwritten), all effects from temperature on included.
-int32_t draw_token(SampleScratch& s, const SampleRow& row);
-
-// The smallest id in [0, vocab_size) that the row allows; 0 where it allows none.
-int32_t smallest_allowed(const SampleRow& row, int64_t vocab_size);
+// The token that the row draws from s.logits (overwritten), all effects included.
+int32_t choose_token(SampleScratch& s, const SampleRow& row, const RowContext& context);
 
 }  // namespace llm_dist::kernels

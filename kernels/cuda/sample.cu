@@ -22,6 +22,7 @@ struct SampleArgs {
   int vocab;
   RowView<const uint8_t> rows;
   RowView<const int32_t> history;
+  const int32_t* rule_words;
   RowView<int32_t> records;
   float* scratch;  // [2, n, vocab]
 };
@@ -78,12 +79,77 @@ __device__ float rank_raw_logits(const Work& work, int num_top, int32_t* record)
   return log_norm;
 }
 
-__device__ void apply_penalties(const Work& work, const SampleRow& row, const int32_t* history) {
-  if (static_cast<int>(threadIdx.x) < row.num_banned) {
-    const int32_t id = row.banned[threadIdx.x];
-    if (id >= 0 && id < work.vocab) work.logits[id] = -INFINITY;
+// What a row points to.
+struct RowContext {
+  const int32_t* history;      // tokens [0, row.position)
+  const int32_t* rule_words;   // of row.rules
+  const int32_t* more_banned;  // [row.num_more_banned]
+};
+
+// Each token has one bias at most, so no two threads meet.
+__device__ void apply_biases(const Work& work, const SampleRow& row, const int32_t* rule_words) {
+  const int32_t* biases = rule_words + row.rules.num_allowed;
+  for (int i = static_cast<int>(threadIdx.x); i < row.rules.num_biases; i += kThreads) {
+    const int32_t id = biases[2 * i];
+    if (id >= 0 && id < work.vocab) work.logits[id] += __int_as_float(biases[2 * i + 1]);
   }
   __syncthreads();
+}
+
+// Ids ascend.
+__device__ bool is_listed(const int32_t* ids, int count, int32_t id) {
+  int begin = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    if (ids[begin + half] == id) return true;
+    if (ids[begin + half] < id) {
+      begin += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return false;
+}
+
+__device__ bool equal_ids(const int32_t* a, const int32_t* b, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (a[i] != b[i]) return false;
+  }
+  return true;
+}
+
+// Threads may mask the same entry: they write the same.
+__device__ void apply_masks(const Work& work, const SampleRow& row, const RowContext& context) {
+  const int first = static_cast<int>(threadIdx.x);
+  const auto mask = [&](int32_t id) {
+    if (id >= 0 && id < work.vocab) work.logits[id] = -INFINITY;
+  };
+  for (int i = first; i < row.num_banned; i += kThreads) mask(row.banned[i]);
+  for (int i = first; i < row.num_more_banned; i += kThreads) mask(context.more_banned[i]);
+  if (row.rules.num_allowed > 0) {
+    work.each([&](int v) {
+      if (!is_listed(context.rule_words, row.rules.num_allowed, v)) mask(v);
+    });
+  }
+  const int32_t* bans = context.rule_words + row.rules.num_allowed + 2 * row.rules.num_biases;
+  for (int i = first; i < row.rules.num_bans; i += kThreads) {
+    const int32_t* run = context.rule_words + bans[2 * i];
+    const int before = bans[2 * i + 1] - 1;
+    if (row.position - row.prompt_len < before) continue;
+    if (equal_ids(run, context.history + row.position - before, before)) mask(run[before]);
+  }
+  const int n = row.no_repeat_ngram_size;
+  if (n > 0 && row.position >= n) {
+    const int32_t* tail = context.history + row.position - (n - 1);
+    for (int i = first; i <= row.position - n; i += kThreads) {
+      if (equal_ids(context.history + i, tail, n - 1)) mask(context.history[i + n - 1]);
+    }
+  }
+  __syncthreads();
+}
+
+__device__ void apply_penalties(const Work& work, const SampleRow& row, const int32_t* history) {
   if (row.repetition_penalty == 1.0f && row.presence_penalty == 0.0f && row.frequency_penalty == 0.0f) return;
   // Bit 0: it occurred; above: how often in the output.
   auto* counts = reinterpret_cast<uint32_t*>(work.weights);
@@ -235,18 +301,23 @@ __device__ int32_t draw_in_id_order(const Work& work, float min_p, double unifor
   return drawn;
 }
 
-__device__ int32_t draw_token(const Work& work, const SampleRow& row) {
+// Where there is nothing to choose by.
+__device__ int32_t smallest_unmasked(const Work& work, const SampleRow& row, const RowContext& context) {
+  work.each([&](int v) { work.logits[v] = 0.0f; });
+  __syncthreads();
+  apply_masks(work, row, context);
+  const uint64_t best = best_below(work, ~uint64_t{0});
+  if (value_of_key(best) != -INFINITY) return id_of_key(best);
+  return row.rules.num_allowed > 0 ? context.rule_words[0] : 0;
+}
+
+__device__ int32_t choose_token(const Work& work, const SampleRow& row, const RowContext& context) {
+  apply_biases(work, row, context.rule_words);
+  apply_masks(work, row, context);
+  apply_penalties(work, row, context.history);
   const uint64_t best = best_below(work, ~uint64_t{0});
   const float max = value_of_key(best);
-  if (max == -INFINITY) {
-    // Nothing to choose by: the smallest id that is not banned.
-    for (int32_t id = 0; id < work.vocab; ++id) {
-      bool banned = false;
-      for (int i = 0; i < row.num_banned; ++i) banned = banned || row.banned[i] == id;
-      if (!banned) return id;
-    }
-    return 0;
-  }
+  if (max == -INFINITY) return smallest_unmasked(work, row, context);
   if (!(row.temperature > 0)) return id_of_key(best);
   const float inverse_temperature = fminf(1 / row.temperature, 3.402823466e38f);
   work.each([&](int v) { work.weights[v] = expf((work.logits[v] - max) * inverse_temperature); });
@@ -274,11 +345,14 @@ __global__ void __launch_bounds__(kThreads) sample_rows(SampleArgs args) {
   float log_norm = 0;
   if (row.num_logprobs >= 0) log_norm = rank_raw_logits(work, row.num_logprobs, record);
   __syncthreads();
-  apply_penalties(work, row, args.history.row(row.slot));
-  const int32_t token = draw_token(work, row);
+  const RowContext context{
+      args.history.row(row.slot), args.rule_words + row.rules_begin, args.rule_words + row.more_banned_begin};
+  const int32_t token = row.known_token >= 0 ? row.known_token : choose_token(work, row, context);
   if (threadIdx.x != 0) return;
   record[0] = token;
-  if (row.num_logprobs >= 0) record[1] = __float_as_int(raw_logit(args, i, token) - log_norm);
+  if (row.num_logprobs >= 0) {
+    record[1] = __float_as_int(token < args.vocab ? raw_logit(args, i, token) - log_norm : -INFINITY);
+  }
 }
 
 }  // namespace
@@ -314,6 +388,7 @@ void sample_cuda(OpState& state, device::Stream& stream, const SampleParams& par
                         .vocab = static_cast<int>(params.vocab_size),
                         .rows = rows_as<const uint8_t>(params.rows),
                         .history = rows_as<const int32_t>(params.history),
+                        .rule_words = static_cast<const int32_t*>(params.rule_words.data),
                         .records = rows_as<int32_t>(params.records),
                         .scratch = cuda_state.sample_scratch()};
   sample_rows<<<static_cast<unsigned>(n), kThreads, 0, cuda.handle()>>>(args);

@@ -203,6 +203,7 @@ void Engine::deliver(const sched::TokenEvent& event, std::span<const kernels::Sa
   auto num_top = static_cast<size_t>(record.num_top);
   found->second->on_generated({.id = event.id,
                                .token = event.token,
+                               .prompt_position = event.prompt_position,
                                .logprob = record.logprob,
                                .top_ids = {record.top_ids, num_top},
                                .top_logprobs = {record.top_logprobs, num_top},

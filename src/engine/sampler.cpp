@@ -64,6 +64,7 @@ Tensor Sampler::sample_exchanged(const Tensor& logits,
                         .vocab_size = vocab_size_,
                         .rows = step.sample_rows_params.rows(context_.mesh.rank_tp() * share, share),
                         .history = history,
+                        .rule_words = step.rule_words,
                         .records = mine});
   gather(mine, records);
   return records;

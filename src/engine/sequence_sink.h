@@ -9,10 +9,12 @@
 
 namespace llm_dist::engine {
 
-// One generated token, or the end without one (token −1: cancelled, or an error).
+// One generated token, or the end without one (token −1: cancelled, or an error), or one prompt token's
+// log-probabilities. Those of the prompt come first, in order of position.
 struct Generated {
   sched::SequenceId id = 0;
   int32_t token = -1;
+  int32_t prompt_position = -1;      // from 1 on: of the prompt's token there
   float logprob = 0.0f;              // when the request asked for log-probabilities
   std::span<const int32_t> top_ids;  // valid during the call
   std::span<const float> top_logprobs;

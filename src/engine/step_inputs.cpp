@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace llm_dist::engine {
 namespace {
@@ -11,7 +12,17 @@ constexpr int64_t kRowBytes = sizeof(kernels::SampleRow);
 
 bool is_plain_greedy(const kernels::SampleRow& row) {
   return row.temperature == 0.0f && row.num_logprobs < 0 && row.repetition_penalty == 1.0f &&
-         row.presence_penalty == 0.0f && row.frequency_penalty == 0.0f;
+         row.presence_penalty == 0.0f && row.frequency_penalty == 0.0f && row.masks_little();
+}
+
+bool may_not_end(const sched::Mirror::Slot& slot, int32_t position) {
+  return position - slot.params.prompt_len < slot.params.min_tokens;
+}
+
+// Words that the run's sample stages.
+int64_t num_rule_words(const sched::SlotRun& run, const sched::Mirror::Slot& slot) {
+  int64_t num_banned = may_not_end(slot, run.begin + run.count) ? slot.params.num_end_tokens : 0;
+  return slot.params.rules.num_words + std::max<int64_t>(0, num_banned - kernels::kMaxBannedTokens);
 }
 }  // namespace
 
@@ -19,10 +30,11 @@ StepInputs::Counts StepInputs::most(const EngineOptions& options) {
   return {.tokens = options.padded_tokens(),
           .sequences = options.max_num_seqs,
           .samples = options.padded_samples(),
-          .new_tokens = options.padded_tokens()};
+          .new_tokens = options.padded_tokens(),
+          .rule_words = options.max_num_seqs * kMaxRuleWords};
 }
 
-// What only prompts have comes last: it moves nothing in a step of decodes.
+// What only prompts or few requests have comes last: it moves nothing in a step of plain decodes.
 StepInputs::Offsets StepInputs::layout_of(const EngineOptions& options, const Counts& counts) {
   Offsets at{};
   auto take = [&at](int64_t bytes) {
@@ -43,6 +55,7 @@ StepInputs::Offsets StepInputs::layout_of(const EngineOptions& options, const Co
   at.new_slots = take(counts.new_tokens * kIntBytes);
   at.new_positions = take(counts.new_tokens * kIntBytes);
   at.new_tokens = take(counts.new_tokens * kIntBytes);
+  at.rule_words = take(counts.rule_words * kIntBytes);
   return at;
 }
 
@@ -86,8 +99,10 @@ StepInputs::Counts StepInputs::count(const sched::StepPlan& plan,
       .sequences = std::max(sequences, bucket),
       .samples = EngineOptions::round_up(std::max(plan.num_samples(), bucket), options_.layout.tp)};
   for (const sched::SlotRun& run : plan.runs) {
-    int32_t end = std::min(run.begin + run.count, mirror.slot(run.slot).params.num_tokens);
+    const sched::Mirror::Slot& slot = mirror.slot(run.slot);
+    int32_t end = std::min(run.begin + run.count, slot.params.num_tokens);
     counts.new_tokens += std::max(0, end - run.begin);
+    if (run.samples != 0) counts.rule_words += num_rule_words(run, slot);
   }
   return counts;
 }
@@ -112,6 +127,23 @@ void StepInputs::stage_new_tokens(const sched::SlotRun& run, const sched::Mirror
   }
 }
 
+void StepInputs::stage_rules(const sched::Mirror::Slot& slot, kernels::SampleRow& row) {
+  auto append = [this](std::span<const int32_t> words) {
+    std::ranges::copy(words, host<int32_t>(offsets_.rule_words) + num_rule_words_);
+    return static_cast<int32_t>(
+        std::exchange(num_rule_words_, num_rule_words_ + static_cast<int64_t>(words.size())));
+  };
+  row.rules = slot.params.rules;
+  row.rules_begin = append(slot.rule_words);
+  if (!may_not_end(slot, row.position)) return;
+  std::span<const int32_t> end_tokens = slot.end_token_ids;
+  row.num_banned = static_cast<int32_t>(std::min<size_t>(end_tokens.size(), kernels::kMaxBannedTokens));
+  std::copy_n(end_tokens.begin(), row.num_banned, row.banned);
+  std::span<const int32_t> more = end_tokens.subspan(static_cast<size_t>(row.num_banned));
+  row.num_more_banned = static_cast<int32_t>(more.size());
+  row.more_banned_begin = append(more);
+}
+
 void StepInputs::stage_sample(const sched::SlotRun& run, const sched::Mirror::Slot& slot) {
   const sched::SlotStart& params = slot.params;
   kernels::SampleRow row{.slot = run.slot,
@@ -126,15 +158,31 @@ void StepInputs::stage_sample(const sched::SlotRun& run, const sched::Mirror::Sl
                          .frequency_penalty = params.frequency_penalty,
                          .choice = params.choice,
                          .seed = params.seed,
-                         .num_logprobs = params.num_logprobs};
-  if (row.position - params.prompt_len < params.min_tokens) {
-    row.num_banned = std::min<int32_t>(params.num_end_tokens, kernels::kMaxBannedTokens);
-    std::copy_n(slot.end_token_ids.begin(), row.num_banned, row.banned);
+                         .num_logprobs = params.num_logprobs,
+                         .no_repeat_ngram_size = params.no_repeat_ngram_size};
+  stage_rules(slot, row);
+  add_row(row, num_tokens_ - 1, run.slot);
+}
+
+// The history has the prompt's tokens already: what these rows say of them goes to the host alone.
+void StepInputs::stage_scores(const sched::SlotRun& run, const sched::Mirror::Slot& slot) {
+  int32_t first = sched::first_scored(run, slot.prompt_len);
+  for (int32_t position = first; position < first + run.num_scores; ++position) {
+    kernels::SampleRow row{
+        .slot = run.slot,
+        .position = position,
+        .prompt_len = slot.prompt_len,
+        .num_logprobs = slot.params.num_prompt_logprobs,
+        .known_token = known_tokens_[static_cast<size_t>(run.slot * options_.max_model_len + position)]};
+    add_row(row, num_tokens_ - run.count + position - 1 - run.begin, -1);
   }
+}
+
+void StepInputs::add_row(const kernels::SampleRow& row, int64_t token, int32_t history_slot) {
   prepared_.greedy_only = prepared_.greedy_only && is_plain_greedy(row);
   host<kernels::SampleRow>(offsets_.sample_params)[num_samples_] = row;
-  host<int32_t>(offsets_.sample_rows)[num_samples_] = static_cast<int32_t>(num_tokens_ - 1);
-  host<int32_t>(offsets_.sample_slots)[num_samples_] = row.slot;
+  host<int32_t>(offsets_.sample_rows)[num_samples_] = static_cast<int32_t>(token);
+  host<int32_t>(offsets_.sample_slots)[num_samples_] = history_slot;
   host<int32_t>(offsets_.sample_positions)[num_samples_] = row.position;
   ++num_samples_;
 }
@@ -155,6 +203,7 @@ void StepInputs::stage_run(const sched::SlotRun& run, const sched::Mirror& mirro
   host<int32_t>(offsets_.context_lens)[num_sequences_] = run.begin + run.count;
   host<int32_t>(offsets_.query_starts)[++num_sequences_] = static_cast<int32_t>(num_tokens_);
   stage_new_tokens(run, slot);
+  stage_scores(run, slot);
   if (run.samples != 0) stage_sample(run, slot);
   parallel::StepBounds& bounds = prepared_.view.bounds;
   bounds.max_query_len = std::max<int64_t>(bounds.max_query_len, run.count);
@@ -206,6 +255,7 @@ void StepInputs::view_inputs() {
   prepared_.new_tokens = ints(offsets_.new_tokens, {counts_.new_tokens});
   prepared_.sample_rows_params =
       device_.view(DType::kU8, {counts_.samples, kRowBytes}, offsets_.sample_params);
+  prepared_.rule_words = ints(offsets_.rule_words, {counts_.rule_words});
   prepared_.sample_slots = ints(offsets_.sample_slots, {counts_.samples});
   prepared_.sample_positions = ints(offsets_.sample_positions, {counts_.samples});
 }
@@ -247,7 +297,7 @@ Result<PreparedStep> StepInputs::stage(const sched::StepPlan& plan,
   prepared_ = {.step = plan.step, .decode_only = plan.decode_only()};
   counts_ = counts;
   offsets_ = layout_of(options_, counts_);
-  num_tokens_ = num_sequences_ = num_samples_ = num_new_ = 0;
+  num_tokens_ = num_sequences_ = num_samples_ = num_new_ = num_rule_words_ = 0;
   prepared_.view.bounds.max_query_len = max_query_len;
   host<int32_t>(offsets_.query_starts)[0] = 0;
   remember_tokens(plan);

@@ -25,12 +25,13 @@ struct PreparedStep {
   Tensor new_positions;       // i32 [num_new]
   Tensor new_tokens;          // i32 [num_new]
   Tensor sample_rows_params;  // u8 [num_samples, sizeof(SampleRow)]
+  Tensor rule_words;          // i32 [num_rule_words], of SampleRow::rules
   Tensor sample_slots;        // i32 [num_samples]
   Tensor sample_positions;    // i32 [num_samples]
   Tensor kept_slots;  // the same two where tokens return over a pipeline, until step t + N is prepared
   Tensor kept_positions;
   int64_t num_real_samples = 0;
-  bool greedy_only = true;  // every row greedy, without penalties and log-probabilities
+  bool greedy_only = true;  // every row greedy, without penalties, rules and log-probabilities
   bool decode_only = true;
 };
 
@@ -55,11 +56,13 @@ class StepInputs {
     int64_t sequences = 0;
     int64_t samples = 0;
     int64_t new_tokens = 0;
+    int64_t rule_words = 0;
   };
   // Offsets of each array within one buffer, the same on host and device.
   struct Offsets {
     int64_t token_slots, positions, kv_slots, query_starts, context_lens, sample_rows, sample_slots,
-        sample_positions, sample_params, block_tables, new_slots, new_positions, new_tokens, bytes;
+        sample_positions, sample_params, block_tables, new_slots, new_positions, new_tokens, rule_words,
+        bytes;
   };
   struct Staging {
     device::Buffer buffer;
@@ -83,6 +86,11 @@ class StepInputs {
   void stage_run(const sched::SlotRun& run, const sched::Mirror& mirror);
   void stage_new_tokens(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
   void stage_sample(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
+  void stage_scores(const sched::SlotRun& run, const sched::Mirror::Slot& slot);
+  // token: row of the step whose logits these are; history_slot: where what it yields is written, −1:
+  // nowhere.
+  void add_row(const kernels::SampleRow& row, int64_t token, int32_t history_slot);
+  void stage_rules(const sched::Mirror::Slot& slot, kernels::SampleRow& row);
   void pad();
   void view_inputs();
   void keep_sample_index(uint64_t step, device::Stream& stream);
@@ -103,6 +111,7 @@ class StepInputs {
   int64_t num_sequences_ = 0;
   int64_t num_samples_ = 0;
   int64_t num_new_ = 0;
+  int64_t num_rule_words_ = 0;
 };
 
 }  // namespace llm_dist::engine

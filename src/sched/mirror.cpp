@@ -56,12 +56,16 @@ Status Mirror::advance(const StepPlan& plan) {
   for (const int32_t ended : plan.ended_slots) RETURN_IF_ERROR(end(ended));
   std::span<const int32_t> tokens = plan.tokens;
   std::span<const int32_t> end_tokens = plan.end_tokens;
+  std::span<const int32_t> rule_words = plan.rule_words;
   for (const SlotStart& params : plan.starts) {
     const auto num_tokens = static_cast<size_t>(params.num_tokens);
     const auto num_end_tokens = static_cast<size_t>(params.num_end_tokens);
-    RETURN_IF_ERROR(start(params, tokens.first(num_tokens), end_tokens.first(num_end_tokens)));
+    const auto num_words = static_cast<size_t>(params.rules.num_words);
+    RETURN_IF_ERROR(start(
+        params, tokens.first(num_tokens), end_tokens.first(num_end_tokens), rule_words.first(num_words)));
     tokens = tokens.subspan(num_tokens);
     end_tokens = end_tokens.subspan(num_end_tokens);
+    rule_words = rule_words.subspan(num_words);
   }
   std::span<const int32_t> blocks = plan.blocks;
   for (const SlotRun& slot_run : plan.runs) {
@@ -85,7 +89,8 @@ Status Mirror::end(int32_t slot_index) {
 
 Status Mirror::start(const SlotStart& start,
                      std::span<const int32_t> tokens,
-                     std::span<const int32_t> end_tokens) {
+                     std::span<const int32_t> end_tokens,
+                     std::span<const int32_t> rule_words) {
   if (!in_range(start.slot) || slots_[static_cast<size_t>(start.slot)].active) {
     return data_loss(format("step {}: slot {} starts, but it is not free", step_, start.slot));
   }
@@ -98,6 +103,7 @@ Status Mirror::start(const SlotStart& start,
                             start.num_tokens,
                             capacity));
   }
+  RETURN_IF_ERROR(check_rules(start.rules, rule_words));
   Slot& held = slots_[static_cast<size_t>(start.slot)];
   held.active = true;
   held.prompt_len = start.prompt_len;
@@ -105,6 +111,7 @@ Status Mirror::start(const SlotStart& start,
   held.num_computed = held.num_blocks = 0;
   held.params = start;
   held.end_token_ids.assign(end_tokens.begin(), end_tokens.end());
+  held.rule_words.assign(rule_words.begin(), rule_words.end());
 
   mix(pair_of(start.slot, start.prompt_len));
   mix(pair_of(start.num_tokens, start.top_k));
@@ -115,7 +122,11 @@ Status Mirror::start(const SlotStart& start,
   mix(start.seed);
   mix(pair_of(start.min_tokens, start.num_end_tokens));
   for (const int32_t token : tokens) mix(static_cast<uint32_t>(token));
+  mix(pair_of(start.no_repeat_ngram_size, start.rules.num_words));
+  mix(pair_of(start.rules.num_allowed, start.rules.num_biases));
+  mix(static_cast<uint32_t>(start.num_prompt_logprobs));
   for (const int32_t token : end_tokens) mix(static_cast<uint32_t>(token));
+  for (const int32_t word : rule_words) mix(static_cast<uint32_t>(word));
   return ok_status();
 }
 
@@ -129,18 +140,21 @@ Status Mirror::check_run(const SlotRun& run, uint64_t step) const {
   const bool contiguous = run.begin == held.num_computed && run.count >= 1 && end <= held.num_tokens_known;
   const bool sampling = run.samples == 0 || (run.samples == 1 && end == held.num_tokens_known);
   const bool stored = num_blocks <= max_blocks_per_slot_ && num_blocks * block_size_ >= end;
+  const bool scored =
+      run.num_scores >= 0 && (run.num_scores == 0 || first_scored(run, held.prompt_len) > run.begin);
   const bool once = last_run_[static_cast<size_t>(run.slot)] != step;
-  if (contiguous && sampling && stored && once) return ok_status();
-  return data_loss(
-      format("step {}: slot {} cannot run {} tokens from {} (samples {}, {} blocks) after {} of {} known",
-             step,
-             run.slot,
-             run.count,
-             run.begin,
-             run.samples,
-             num_blocks,
-             held.num_computed,
-             held.num_tokens_known));
+  if (contiguous && sampling && stored && scored && once) return ok_status();
+  return data_loss(format(
+      "step {}: slot {} cannot run {} tokens from {} (samples {}, scores {}, {} blocks) after {} of {} known",
+      step,
+      run.slot,
+      run.count,
+      run.begin,
+      run.samples,
+      run.num_scores,
+      num_blocks,
+      held.num_computed,
+      held.num_tokens_known));
 }
 
 Status Mirror::run(const SlotRun& run, uint64_t step, std::span<const int32_t> blocks) {
@@ -159,6 +173,7 @@ Status Mirror::run(const SlotRun& run, uint64_t step, std::span<const int32_t> b
   held.num_tokens_known += run.samples;
   last_run_[static_cast<size_t>(run.slot)] = step;
   mix(pair_of(run.slot, held.num_computed));
+  if (run.num_scores > 0) mix(static_cast<uint64_t>(run.num_scores));
   mix(pair_of(held.num_tokens_known, held.num_blocks));
   return ok_status();
 }

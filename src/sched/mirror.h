@@ -22,6 +22,7 @@ class Mirror {
     int32_t num_blocks = 0;
     SlotStart params;                    // as the sequence took the slot
     std::vector<int32_t> end_token_ids;  // [params.num_end_tokens]
+    std::vector<int32_t> rule_words;     // [params.rules.num_words]
   };
 
   Mirror(int32_t num_slots,
@@ -48,7 +49,10 @@ class Mirror {
 
  private:
   Status end(int32_t slot);
-  Status start(const SlotStart& start, std::span<const int32_t> tokens, std::span<const int32_t> end_tokens);
+  Status start(const SlotStart& start,
+               std::span<const int32_t> tokens,
+               std::span<const int32_t> end_tokens,
+               std::span<const int32_t> rule_words);
   Status run(const SlotRun& run, uint64_t step, std::span<const int32_t> blocks);
   Status check_run(const SlotRun& run, uint64_t step) const;
   bool in_range(int32_t slot) const { return slot >= 0 && slot < num_slots(); }

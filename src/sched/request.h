@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/clock.h"
+#include "src/base/logit_rules.h"
 
 namespace llm_dist::sched {
 
@@ -25,9 +26,12 @@ struct SamplingParams {
   int32_t max_tokens = 16;
   int32_t min_tokens = 0;  // end tokens are not drawn before that many
   int32_t num_logprobs = -1;
+  int32_t num_prompt_logprobs = -1;  // likewise of the prompt's tokens, the first excepted
   bool ignore_eos = false;
   std::vector<int32_t>
       end_token_ids;  // the model's EOS ids (unless ignore_eos) and the request's stop_token_ids
+  LogitRules rules;   // logit_bias, allowed_token_ids, bad_words
+  int32_t no_repeat_ngram_size = 0;
 };
 
 struct SequenceRequest {

@@ -53,6 +53,12 @@ Status Scheduler::check_request(const SequenceRequest& request) const {
   if (request.sampling.max_tokens < 1) {
     return invalid_argument(format("max_tokens is {}; it must be at least 1", request.sampling.max_tokens));
   }
+  const SamplingParams& sampling = request.sampling;
+  const size_t num_words = sampling.rules.words.size() + sampling.end_token_ids.size();
+  if (num_words > kMaxRuleWords) {
+    return invalid_argument(
+        format("rules and end tokens of {} words; a sequence may have {}", num_words, kMaxRuleWords));
+  }
   // The last token is never an input: its K and V need no room.
   const int64_t max_len = std::min<int64_t>(prompt_len + request.sampling.max_tokens, options_.max_model_len);
   const int64_t capacity = int64_t{options_.num_blocks} * options_.block_size;
@@ -81,6 +87,7 @@ Status Scheduler::add(SequenceRequest request) {
   sequence->prompt_len = static_cast<int32_t>(request.prompt.size());
   const int64_t max_len = int64_t{sequence->prompt_len} + request.sampling.max_tokens;
   sequence->max_len = static_cast<int32_t>(std::min<int64_t>(max_len, options_.max_model_len));
+  sequence->scored_ahead = request.sampling.num_prompt_logprobs < 0 ? sequence->prompt_len : 1;
   sequence->tokens = std::move(request.prompt);
   sequence->sampling = std::move(request.sampling);
   waiting_.insert(*sequence);
@@ -101,7 +108,7 @@ bool Scheduler::cancel(SequenceId id) {
 bool Scheduler::schedule(StepPlan& plan) {
   plan.clear();
   if (steps_in_flight() >= options_.max_steps_in_flight) return false;
-  builder_.reset(options_.max_num_batched_tokens);
+  builder_.reset(options_.max_num_batched_tokens, options_.max_num_seqs);
   out_of_blocks_ = false;
   classify();
   add_decodes();
@@ -145,9 +152,11 @@ void Scheduler::add_decodes() {
 }
 
 void Scheduler::add_prefills() {
+  auto num_behind = static_cast<int32_t>(prefills_.size());  // each may need a row to sample
   for (Sequence* sequence : prefills_) {
     if (builder_.tokens_left() == 0) return;
-    const int32_t count = chunk_of(sequence->start_len - sequence->computed_ahead);
+    const int32_t rows = builder_.rows_left() - --num_behind;
+    const int32_t count = chunk_of(*sequence, sequence->start_len - sequence->computed_ahead, rows);
     if (sequence->state == SequenceState::kRunning && count > 0) add_run(*sequence, count);
   }
 }
@@ -155,24 +164,36 @@ void Scheduler::add_prefills() {
 void Scheduler::admit_waiting() {
   while (!waiting_.empty() && !out_of_blocks_ && can_admit(waiting_.front())) {
     Sequence& sequence = waiting_.front();
-    const int32_t count = chunk_of(static_cast<int32_t>(sequence.tokens.size()));
+    const int32_t count =
+        chunk_of(sequence, static_cast<int32_t>(sequence.tokens.size()), builder_.rows_left());
     if (count == 0) return;
     start(sequence);
     CHECK(add_run(sequence, count), "sequence {} was admitted without room", sequence.id);
   }
 }
 
-int32_t Scheduler::chunk_of(int32_t remaining) const {
-  if (remaining <= builder_.tokens_left()) return remaining;
-  return options_.enable_chunked_prefill ? builder_.tokens_left() : 0;
+// How many of the tokens that are left to read go into this step, with `rows` rows of logits to spare. A
+// prompt that is scored is read in chunks even where others are not: each of its tokens takes a row.
+int32_t Scheduler::chunk_of(const Sequence& sequence, int32_t remaining, int32_t rows) const {
+  int32_t count = std::min(remaining, builder_.tokens_left());
+  if (sequence.wants_scores()) {
+    const int32_t scored_before = std::max(0, sequence.scored_ahead - 1 - sequence.computed_ahead);
+    return std::min(count, scored_before + rows);
+  }
+  if (count == remaining && rows == 0) --count;
+  return count == remaining || options_.enable_chunked_prefill ? count : 0;
 }
 
 // All its tokens fit, and the others can go on for a while: a sequence that is admitted into the last blocks
-// is the first to be preempted, and its prefill was for nothing. (No other prompt is half read here: it would
-// have had the tokens.)
+// is the first to be preempted, and its prefill was for nothing. (Another prompt is half read here only while
+// it is scored: else it would have had the tokens.)
 bool Scheduler::can_admit(const Sequence& sequence) const {
   const int32_t headroom = running_.size() / 2;
-  const int32_t needed = blocks_for(static_cast<int32_t>(sequence.tokens.size()));
+  int32_t needed = blocks_for(static_cast<int32_t>(sequence.tokens.size()));
+  for (const Sequence* half_read : prefills_) {
+    if (half_read->state == SequenceState::kRunning)
+      needed += blocks_for(half_read->start_len) - half_read->num_blocks;
+  }
   return !free_slots_.empty() && pool_.num_free() >= needed + headroom;
 }
 
@@ -202,11 +223,15 @@ bool Scheduler::add_run(Sequence& sequence, int32_t count) {
   for (int32_t i = 0; i < num_new_blocks; ++i) builder_.add_new_block(pool_.allocate());
   builder_.needs_tokens_of(sequence.last_sample_step);
   const bool samples = sequence.computed_ahead + count == sequence.len_ahead;
+  const int32_t end_scored = std::min(sequence.computed_ahead + count + 1, sequence.prompt_len);
+  const int32_t num_scores = std::max(0, end_scored - sequence.scored_ahead);
   builder_.add_run({.sequence = &sequence,
                     .begin = sequence.computed_ahead,
                     .count = count,
                     .samples = samples,
-                    .num_new_blocks = num_new_blocks});
+                    .num_new_blocks = num_new_blocks,
+                    .num_scores = num_scores});
+  sequence.scored_ahead += num_scores;
   sequence.num_blocks += num_new_blocks;
   sequence.computed_ahead += count;
   used_kv_tokens_ += count;
@@ -253,7 +278,10 @@ void Scheduler::publish(StepPlan& plan) {
 
 void Scheduler::follow(const StepBuilder::Run& run) {
   Sequence& sequence = *run.sequence;
-  touches_[step_ % touches_.size()].push_back({.sequence = &sequence, .samples = run.samples});
+  touches_[step_ % touches_.size()].push_back({.sequence = &sequence,
+                                               .samples = run.samples,
+                                               .num_scores = run.num_scores,
+                                               .first_scored = sequence.scored_ahead - run.num_scores});
   if (sequence.state == SequenceState::kRunning && sequence.samples_no_more()) {
     leave_running(sequence, SequenceState::kFinal);
     ++num_final_;
@@ -268,17 +296,20 @@ void Scheduler::retire(uint64_t step, std::span<const int32_t> tokens, std::vect
         step_);
   events.clear();
   retired_step_ = step;
-  size_t num_samples = 0;
+  size_t num_rows = 0;
   for (const Touch& touch : touches_[step % touches_.size()]) {
     Sequence& sequence = *touch.sequence;
     FinishReason finish = FinishReason::kNone;
+    CHECK_LE(num_rows + static_cast<size_t>(touch.num_scores) + size_t{touch.samples}, tokens.size());
+    if (sequence.state != SequenceState::kEnded)
+      deliver_scores(touch, tokens, static_cast<int32_t>(num_rows), events);
+    num_rows += static_cast<size_t>(touch.num_scores);
     if (touch.samples) {
-      CHECK_LT(num_samples, tokens.size());
       if (sequence.state != SequenceState::kEnded) {
-        events.push_back(deliver(sequence, tokens[num_samples], static_cast<int32_t>(num_samples)));
+        events.push_back(deliver(sequence, tokens[num_rows], static_cast<int32_t>(num_rows)));
         finish = events.back().finish;
       }
-      ++num_samples;
+      ++num_rows;
     }
     if (finish == FinishReason::kNone) {
       settle(sequence);
@@ -286,7 +317,19 @@ void Scheduler::retire(uint64_t step, std::span<const int32_t> tokens, std::vect
       end(sequence);
     }
   }
-  CHECK_EQ(num_samples, tokens.size());
+  CHECK_EQ(num_rows, tokens.size());
+}
+
+void Scheduler::deliver_scores(const Touch& touch,
+                               std::span<const int32_t> tokens,
+                               int32_t sample_index,
+                               std::vector<TokenEvent>& events) {
+  for (int32_t i = 0; i < touch.num_scores; ++i, ++sample_index) {
+    events.push_back({.id = touch.sequence->id,
+                      .token = tokens[static_cast<size_t>(sample_index)],
+                      .sample_index = sample_index,
+                      .prompt_position = touch.first_scored + i});
+  }
 }
 
 TokenEvent Scheduler::deliver(Sequence& sequence, int32_t token, int32_t sample_index) {

@@ -25,9 +25,10 @@ namespace llm_dist::sched {
 struct TokenEvent {
   SequenceId id = 0;
   int32_t token = -1;        // the end token too, with kStop; -1: only a finish (never from retire())
-  int32_t sample_index = 0;  // among the step's sampling runs, in plan order
+  int32_t sample_index = 0;  // among the step's rows (StepPlan::num_samples), in plan order
   FinishReason finish = FinishReason::kNone;
-  bool first = false;  // the sequence's first token
+  bool first = false;            // the sequence's first token
+  int32_t prompt_position = -1;  // from 1 on: no new token, the score of the prompt's token there
 };
 
 struct SchedulerStats {
@@ -55,7 +56,8 @@ class Scheduler {
   // Fills `plan` with the next step. False when nothing can be scheduled now: no work, max_steps_in_flight
   // reached, or a step in flight must retire first.
   bool schedule(StepPlan& plan);
-  // Step `step`, the oldest in flight, has run; `tokens` holds one token per sampling run, in plan order.
+  // Step `step`, the oldest in flight, has run; `tokens` holds one token per row (StepPlan::num_samples), in
+  // plan order.
   // `events` is overwritten: the tokens to deliver, in plan order.
   void retire(uint64_t step, std::span<const int32_t> tokens, std::vector<TokenEvent>& events);
 
@@ -68,6 +70,8 @@ class Scheduler {
   struct Touch {
     Sequence* sequence;
     bool samples;
+    int32_t num_scores;
+    int32_t first_scored;  // position
   };
 
   Status check_request(const SequenceRequest& request) const;
@@ -80,7 +84,7 @@ class Scheduler {
   void add_decodes();
   void add_prefills();
   void admit_waiting();
-  int32_t chunk_of(int32_t remaining) const;
+  int32_t chunk_of(const Sequence& sequence, int32_t remaining, int32_t rows) const;
   bool can_admit(const Sequence& sequence) const;
   void start(Sequence& sequence);
   bool add_run(Sequence& sequence, int32_t count);
@@ -89,6 +93,10 @@ class Scheduler {
   void publish(StepPlan& plan);
   void follow(const StepBuilder::Run& run);
 
+  void deliver_scores(const Touch& touch,
+                      std::span<const int32_t> tokens,
+                      int32_t sample_index,
+                      std::vector<TokenEvent>& events);
   TokenEvent deliver(Sequence& sequence, int32_t token, int32_t sample_index);
   bool in_flight(const Sequence& sequence) const { return sequence.last_step > retired_step_; }
   void leave_running(Sequence& sequence, SequenceState state);

@@ -32,6 +32,9 @@ struct Sequence {
   int32_t prompt_len = 0;
   int32_t max_len = 0;   // prompt and output, clipped by max_model_len
   bool started = false;  // has held a slot before
+  // Prompt positions below it need no score: the first has none, steps in flight yield others, or none is
+  // asked.
+  int32_t scored_ahead = 0;
 
   // While it holds a slot. "Ahead" counts what steps in flight will have done.
   int32_t slot = -1;
@@ -44,6 +47,7 @@ struct Sequence {
 
   int32_t num_generated() const { return static_cast<int32_t>(tokens.size()) - prompt_len; }
   bool in_prefill() const { return computed_ahead < start_len; }
+  bool wants_scores() const { return scored_ahead < prompt_len; }
   bool samples_no_more() const { return len_ahead >= max_len; }
 };
 

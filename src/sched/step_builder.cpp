@@ -20,10 +20,13 @@ SlotStart start_of(const Sequence& sequence) {
           .presence_penalty = sampling.presence_penalty,
           .frequency_penalty = sampling.frequency_penalty,
           .choice = sampling.choice,
+          .no_repeat_ngram_size = sampling.no_repeat_ngram_size,
           .seed = sampling.seed,
           .num_logprobs = sampling.num_logprobs,
           .min_tokens = sampling.min_tokens,
-          .num_end_tokens = static_cast<int32_t>(sampling.end_token_ids.size())};
+          .num_end_tokens = static_cast<int32_t>(sampling.end_token_ids.size()),
+          .rules = sampling.rules.counts,
+          .num_prompt_logprobs = sampling.num_prompt_logprobs};
 }
 
 template <typename T>
@@ -40,18 +43,21 @@ StepBuilder::StepBuilder(int32_t max_runs, int32_t max_new_blocks) {
   new_blocks_.reserve(static_cast<size_t>(max_new_blocks));
 }
 
-void StepBuilder::reset(int32_t token_budget) {
+void StepBuilder::reset(int32_t token_budget, int32_t row_budget) {
   starts_.clear();
   runs_.clear();
   chunks_.clear();
   new_blocks_.clear();
   tokens_left_ = token_budget;
+  rows_left_ = row_budget;
   needs_tokens_of_ = 0;
 }
 
 void StepBuilder::add_run(Run run) {
   CHECK_LE(run.count, tokens_left_);
   tokens_left_ -= run.count;
+  rows_left_ -= run.num_scores + (run.samples ? 1 : 0);
+  CHECK_GE(rows_left_, 0);
   run.first_block = static_cast<int32_t>(new_blocks_.size()) - run.num_new_blocks;
   runs_.push_back(run);
 }
@@ -72,13 +78,15 @@ void StepBuilder::write(StepPlan& plan) const {
     plan.starts.push_back(start_of(*sequence));
     append(plan.tokens, std::span<const int32_t>(sequence->tokens));
     append(plan.end_tokens, std::span<const int32_t>(sequence->sampling.end_token_ids));
+    append(plan.rule_words, std::span<const int32_t>(sequence->sampling.rules.words));
   }
   for (const Run& run : runs_) {
     plan.runs.push_back({.slot = run.sequence->slot,
                          .begin = run.begin,
                          .count = run.count,
                          .samples = run.samples ? 1 : 0,
-                         .num_new_blocks = run.num_new_blocks});
+                         .num_new_blocks = run.num_new_blocks,
+                         .num_scores = run.num_scores});
     append(plan.blocks,
            std::span(new_blocks_)
                .subspan(static_cast<size_t>(run.first_block), static_cast<size_t>(run.num_new_blocks)));

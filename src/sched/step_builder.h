@@ -20,15 +20,18 @@ class StepBuilder {
     bool samples = false;
     int32_t first_block = 0;  // in new_blocks_
     int32_t num_new_blocks = 0;
+    int32_t num_scores = 0;
   };
 
   // Room for this many runs and blocks, so that no step allocates.
   StepBuilder(int32_t max_runs, int32_t max_new_blocks);
 
-  void reset(int32_t token_budget);
+  // row_budget: rows of logits.
+  void reset(int32_t token_budget, int32_t row_budget);
   bool empty() const { return runs_.empty(); }
   int32_t num_runs() const { return static_cast<int32_t>(runs_.size()); }
   int32_t tokens_left() const { return tokens_left_; }
+  int32_t rows_left() const { return rows_left_; }
 
   void add_start(Sequence& sequence) { starts_.push_back(&sequence); }
   void add_new_block(int32_t block) { new_blocks_.push_back(block); }
@@ -48,6 +51,7 @@ class StepBuilder {
   std::vector<Run> chunks_;  // scratch of order_runs()
   std::vector<int32_t> new_blocks_;
   int32_t tokens_left_ = 0;
+  int32_t rows_left_ = 0;
   uint64_t needs_tokens_of_ = 0;
 };
 

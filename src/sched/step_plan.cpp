@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x5044534c;  // "LSDP"
 
-// The encoded plan: this header, then the six arrays without gaps.
+// The encoded plan: this header, then the seven arrays without gaps.
 struct Header {
   uint32_t magic = kMagic;
   uint32_t version = StepPlan::kVersion;
@@ -23,7 +23,7 @@ struct Header {
   uint32_t num_tokens = 0;
   uint32_t num_end_tokens = 0;
   uint32_t num_blocks = 0;
-  uint32_t reserved = 0;
+  uint32_t num_rule_words = 0;
 };
 static_assert(std::has_unique_object_representations_v<Header>);
 
@@ -37,12 +37,13 @@ Header header_of(const StepPlan& plan) {
           .num_runs = static_cast<uint32_t>(plan.runs.size()),
           .num_tokens = static_cast<uint32_t>(plan.tokens.size()),
           .num_end_tokens = static_cast<uint32_t>(plan.end_tokens.size()),
-          .num_blocks = static_cast<uint32_t>(plan.blocks.size())};
+          .num_blocks = static_cast<uint32_t>(plan.blocks.size()),
+          .num_rule_words = static_cast<uint32_t>(plan.rule_words.size())};
 }
 
 uint64_t encoded_size(const Header& header) {
-  const uint64_t words =
-      uint64_t{header.num_ended_slots} + header.num_tokens + header.num_end_tokens + header.num_blocks;
+  const uint64_t words = uint64_t{header.num_ended_slots} + header.num_tokens + header.num_end_tokens +
+                         header.num_rule_words + header.num_blocks;
   return sizeof(Header) + words * sizeof(int32_t) + header.num_starts * uint64_t{sizeof(SlotStart)} +
          header.num_runs * uint64_t{sizeof(SlotRun)};
 }
@@ -92,12 +93,16 @@ void StepPlan::clear() {
   runs.clear();
   tokens.clear();
   end_tokens.clear();
+  rule_words.clear();
   blocks.clear();
 }
 
 int64_t StepPlan::num_tokens() const { return sum_of(runs, &SlotRun::count); }
 
-int64_t StepPlan::num_samples() const { return sum_of(runs, &SlotRun::samples); }
+int64_t StepPlan::num_samples() const {
+  return sum_of(runs, &SlotRun::samples) + sum_of(runs, &SlotRun::num_scores);
+}
+
 bool StepPlan::decode_only() const {
   return std::all_of(runs.begin(), runs.end(), [](const SlotRun& run) { return run.count == 1; });
 }
@@ -106,6 +111,12 @@ Status check_counts(const StepPlan& plan) {
   RETURN_IF_ERROR(check_sum("tokens", sum_of(plan.starts, &SlotStart::num_tokens), plan.tokens.size()));
   RETURN_IF_ERROR(
       check_sum("end tokens", sum_of(plan.starts, &SlotStart::num_end_tokens), plan.end_tokens.size()));
+  int64_t num_rule_words = 0;
+  for (const SlotStart& start : plan.starts) {
+    if (start.rules.num_words < 0) return data_loss("step plan: a negative number of rule words");
+    num_rule_words += start.rules.num_words;
+  }
+  RETURN_IF_ERROR(check_sum("rule words", num_rule_words, plan.rule_words.size()));
   return check_sum("blocks", sum_of(plan.runs, &SlotRun::num_new_blocks), plan.blocks.size());
 }
 
@@ -119,6 +130,7 @@ void encode(const StepPlan& plan, std::vector<std::byte>& out) {
   at = put(at, plan.runs);
   at = put(at, plan.tokens);
   at = put(at, plan.end_tokens);
+  at = put(at, plan.rule_words);
   at = put(at, plan.blocks);
   CHECK(at == out.data() + out.size());
 }
@@ -147,6 +159,7 @@ Status decode(std::span<const std::byte> bytes, StepPlan& plan) {
   at = take(at, header.num_runs, plan.runs);
   at = take(at, header.num_tokens, plan.tokens);
   at = take(at, header.num_end_tokens, plan.end_tokens);
+  at = take(at, header.num_rule_words, plan.rule_words);
   take(at, header.num_blocks, plan.blocks);
   return check_counts(plan);
 }

@@ -14,6 +14,28 @@ int64_t count_characters(std::string_view utf8) {
 
 }  // namespace
 
+TokenLogprob logprob_of(const text::Tokenizer& tokenizer, const TokenRecord& record, int32_t max_top) {
+  TokenLogprob logprob;
+  logprob.token = record.token;
+  logprob.bytes = tokenizer.token_bytes(record.token);
+  logprob.logprob = record.logprob;
+  const uint32_t num_top = std::min(record.num_top, static_cast<uint32_t>(std::max(0, max_top)));
+  for (uint32_t i = 0; i < num_top; ++i) {
+    logprob.top.push_back({.token = record.top_ids[i],
+                           .bytes = std::string(tokenizer.token_bytes(record.top_ids[i])),
+                           .logprob = record.top_logprobs[i]});
+  }
+  return logprob;
+}
+
+TokenLogprob unknown_logprob(const text::Tokenizer& tokenizer, int32_t token) {
+  TokenLogprob logprob;
+  logprob.token = token;
+  logprob.bytes = tokenizer.token_bytes(token);
+  logprob.known = false;
+  return logprob;
+}
+
 Choice::Choice(const text::Tokenizer& tokenizer,
                const GenerateSpec& spec,
                std::span<const int32_t> prompt,
@@ -23,20 +45,36 @@ Choice::Choice(const text::Tokenizer& tokenizer,
       matcher_(spec.stop, spec.include_stop),
       echo_(std::move(echo)),
       include_stop_(spec.include_stop),
-      wants_logprobs_(spec.num_logprobs >= 0),
+      num_logprobs_(spec.num_logprobs),
+      echoes_logprobs_(spec.echoes_logprobs()),
+      echo_only_(spec.max_tokens == 0),
       skip_special_tokens_(spec.skip_special_tokens),
       min_tokens_(spec.min_tokens) {
   detokenizer_.set_context(prompt.last(std::min(prompt.size(), kContextTokens)));
   text_offset_ = count_characters(echo_);
+  if (echoes_logprobs_) add_echo_logprob(unknown_logprob(tokenizer_, prompt.front()));
+}
+
+void Choice::push_score(const TokenRecord& record) {
+  if (echoes_logprobs_) add_echo_logprob(logprob_of(tokenizer_, record, num_logprobs_));
+}
+
+void Choice::add_echo_logprob(TokenLogprob logprob) {
+  logprob.text_offset = echo_offset_;
+  if (!tokenizer_.is_special(logprob.token)) echo_offset_ += count_characters(logprob.bytes);
+  echo_logprobs_.push_back(std::move(logprob));
 }
 
 Delta Choice::push(const TokenRecord& record) {
-  Delta delta;
+  Delta delta{.text = std::exchange(echo_, {}), .logprobs = std::exchange(echo_logprobs_, {})};
+  if (echo_only_) {
+    finish_ = sched::FinishReason::kLength;
+    return delta;
+  }
   ++num_tokens_;
-  if (!echo_.empty()) delta.text = std::exchange(echo_, {});
   bool is_end_token = record.finish == sched::FinishReason::kStop;
   if (!is_end_token || include_stop_) {
-    if (wants_logprobs_) add_logprob(record);
+    if (num_logprobs_ >= 0) add_logprob(record);
     add_text(detokenizer_.push(record.token), delta);
   }
   if (matcher_.matched()) {
@@ -75,12 +113,8 @@ void Choice::add_text(const std::string& text, Delta& delta) {
 void Choice::add_logprob(const TokenRecord& record) {
   Pending& pending = pending_.emplace_back();
   pending.start_bytes = token_bytes_;
-  pending.logprob.bytes = tokenizer_.token_bytes(record.token);
-  pending.logprob.logprob = record.logprob;
+  pending.logprob = logprob_of(tokenizer_, record, num_logprobs_);
   pending.logprob.text_offset = text_offset_;
-  for (uint32_t i = 0; i < record.num_top; ++i) {
-    pending.logprob.top.emplace_back(tokenizer_.token_bytes(record.top_ids[i]), record.top_logprobs[i]);
-  }
   if (skip_special_tokens_ && tokenizer_.is_special(record.token)) return;
   token_bytes_ += pending.logprob.bytes.size();
   text_offset_ += count_characters(pending.logprob.bytes);

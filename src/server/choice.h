@@ -14,12 +14,25 @@
 
 namespace llm_dist::server {
 
-struct TokenLogprob {
+struct TopLogprob {
+  int32_t token = -1;
   std::string bytes;
   float logprob = 0.0f;
-  std::vector<std::pair<std::string, float>> top;  // bytes and log-probability, likeliest first
-  int64_t text_offset = 0;  // characters before it, from the start of the choice's text
 };
+
+struct TokenLogprob {
+  int32_t token = -1;
+  std::string bytes;
+  bool known = true;  // false: a prompt's first token, of which the model says nothing
+  float logprob = 0.0f;
+  std::vector<TopLogprob> top;  // likeliest first
+  int64_t text_offset = 0;      // characters before it, from the start of the choice's text
+};
+
+// `max_top`: of the record's likeliest tokens.
+TokenLogprob logprob_of(const text::Tokenizer& tokenizer, const TokenRecord& record, int32_t max_top);
+// Of a prompt's first token.
+TokenLogprob unknown_logprob(const text::Tokenizer& tokenizer, int32_t token);
 
 // What one token added for the client; often nothing.
 struct Delta {
@@ -30,12 +43,14 @@ struct Delta {
 
 class Choice {
  public:
-  // `tokenizer` outlives it. `echo`: text that comes first.
+  // `tokenizer` outlives it. `echo`: text that comes first. `prompt`: not empty.
   Choice(const text::Tokenizer& tokenizer,
          const GenerateSpec& spec,
          std::span<const int32_t> prompt,
          std::string echo);
 
+  // What the model says of one prompt token, in order of position, before the first push().
+  void push_score(const TokenRecord& record);
   // One token (with its end, perhaps). May finish the choice by a stop string before the engine does.
   Delta push(const TokenRecord& record);
 
@@ -46,6 +61,7 @@ class Choice {
  private:
   void add_text(const std::string& text, Delta& delta);
   void add_logprob(const TokenRecord& record);
+  void add_echo_logprob(TokenLogprob logprob);
   void end(sched::FinishReason reason, Delta& delta);
   void release_logprobs(bool all, Delta& delta);
 
@@ -53,8 +69,12 @@ class Choice {
   text::Detokenizer detokenizer_;
   text::StopMatcher matcher_;
   std::string echo_;
+  std::vector<TokenLogprob> echo_logprobs_;
+  int64_t echo_offset_ = 0;  // characters before the next of them
   bool include_stop_;
-  bool wants_logprobs_;
+  int32_t num_logprobs_;  // −1: none
+  bool echoes_logprobs_;
+  bool echo_only_;
   bool skip_special_tokens_;
   int64_t min_tokens_;
   int64_t num_tokens_ = 0;

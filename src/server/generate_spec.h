@@ -2,12 +2,14 @@
 // tokenized.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "src/base/logit_rules.h"
 #include "src/server/request_schema.h"
 
 namespace llm_dist::server {
@@ -39,19 +41,29 @@ struct GenerateSpec {
   double presence_penalty = 0;
   double frequency_penalty = 0;
   int64_t min_tokens = 0;
+  int64_t no_repeat_ngram_size = 0;  // 0: off
   int64_t n = 1;
+  int64_t best_of = 0;  // when more than n: as many are generated, and the n likeliest are replied
   int64_t priority = 0;
 
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
+  std::vector<TokenBias> logit_bias;
+  std::vector<int32_t> allowed_token_ids;  // empty: all
+  std::vector<std::string> bad_words;
   bool include_stop = false;
   bool skip_special_tokens = true;
   bool ignore_eos = false;
   bool echo = false;
-  int32_t num_logprobs = -1;  // −1: none; 0: of the token itself only; k: of the k likeliest too
+  int32_t num_logprobs = -1;         // −1: none; 0: of the token itself only; k: of the k likeliest too
+  int32_t num_prompt_logprobs = -1;  // likewise
 
   bool stream = false;
   bool include_usage = false;
+
+  // Continuations of each prompt.
+  int64_t num_sequences() const { return std::max(n, best_of); }
+  bool echoes_logprobs() const { return echo && num_logprobs >= 0; }
 };
 
 // /tokenize: a text, or a conversation.

@@ -1,6 +1,7 @@
 #include "src/server/generation.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/base/format.h"
 #include "src/http/sse.h"
@@ -20,6 +21,7 @@ class QueueSink final : public engine::SequenceSink {
     record.finish = generated.finish;
     record.choice = choice_;
     record.token = generated.token;
+    record.prompt_position = generated.prompt_position;
     record.logprob = generated.logprob;
     size_t num_top = std::min(generated.top_ids.size(), TokenRecord::kMaxTop);
     record.num_top = static_cast<uint32_t>(num_top);
@@ -46,15 +48,24 @@ void append(Delta& whole, Delta delta) {
 
 Generation::Generation(Parts parts) : parts_(std::move(parts)) {
   const GenerateSpec& spec = parts_.request.spec;
-  tracks_.reserve(parts_.request.prompts.size() * static_cast<size_t>(spec.n));
+  tracks_.reserve(parts_.request.prompts.size() * static_cast<size_t>(spec.num_sequences()));
   for (size_t i = 0; i < parts_.request.prompts.size(); ++i) {
     const PreparedPrompt& prompt = parts_.request.prompts[i];
-    for (int64_t choice = 0; choice < spec.n; ++choice) {
+    for (int64_t choice = 0; choice < spec.num_sequences(); ++choice) {
       tracks_.push_back(
           {.choice = Choice(*parts_.model->tokenizer, spec, prompt.ids, prompt.echo), .prompt = i});
     }
+    if (spec.num_prompt_logprobs < 0) continue;
+    prompt_logprobs_.push_back({unknown_logprob(*parts_.model->tokenizer, prompt.ids.front())});
   }
   num_open_ = tracks_.size();
+}
+
+// An echo scores with each choice, since it may be streamed; otherwise once is enough.
+int32_t Generation::num_prompt_logprobs(uint32_t choice) const {
+  const GenerateSpec& spec = parts_.request.spec;
+  int32_t echoed = spec.echoes_logprobs() ? spec.num_logprobs : -1;
+  return choice == 0 ? std::max(echoed, spec.num_prompt_logprobs) : echoed;
 }
 
 sched::SequenceRequest Generation::sequence_request(const Track& track, uint32_t choice) const {
@@ -63,6 +74,7 @@ sched::SequenceRequest Generation::sequence_request(const Track& track, uint32_t
   request.prompt = prompt.ids;
   request.sampling = parts_.request.sampling;
   request.sampling.choice = choice;
+  request.sampling.num_prompt_logprobs = num_prompt_logprobs(choice);
   request.sampling.max_tokens = prompt.max_tokens;
   request.priority = static_cast<int32_t>(parts_.request.spec.priority);
   request.arrival = parts_.arrival;
@@ -72,7 +84,7 @@ sched::SequenceRequest Generation::sequence_request(const Track& track, uint32_t
 void Generation::begin() {
   if (disconnected_) return abandon();
   for (size_t i = 0; i < tracks_.size(); ++i) {
-    auto choice = static_cast<uint32_t>(i % static_cast<size_t>(parts_.request.spec.n));
+    auto choice = static_cast<uint32_t>(i % static_cast<size_t>(parts_.request.spec.num_sequences()));
     auto sink = std::make_shared<QueueSink>(shared_from_this(), parts_.queue, static_cast<int32_t>(i));
     auto id = parts_.engine->submit(sequence_request(tracks_[i], choice), std::move(sink));
     if (!id.ok()) return fail(from_status(id.status()));
@@ -90,12 +102,22 @@ void Generation::take(const TokenRecord& record) {
   if (record.finish == sched::FinishReason::kCancelled) {
     return fail({.status = 500, .message = "the engine gave this request up", .code = "engine_error"});
   }
+  if (record.prompt_position >= 0) return take_score(track, record);
   track.ended = record.finish != sched::FinishReason::kNone;
+  track.sum_logprobs += static_cast<double>(record.logprob);
   observe(track, record);
   Delta delta = track.choice.push(record);
   if (track.choice.finished()) finish_choice(track);
   send_delta(index, std::move(delta));
   if (num_open_ == 0 && !done_) finish();
+}
+
+void Generation::take_score(Track& track, const TokenRecord& record) {
+  const GenerateSpec& spec = parts_.request.spec;
+  track.choice.push_score(record);
+  if (spec.num_prompt_logprobs < 0 || record.choice % spec.num_sequences() != 0) return;
+  prompt_logprobs_[track.prompt].push_back(
+      logprob_of(*parts_.model->tokenizer, record, spec.num_prompt_logprobs));
 }
 
 void Generation::observe(Track& track, const TokenRecord& record) {
@@ -154,6 +176,26 @@ Usage Generation::usage() const {
   return usage;
 }
 
+// With best_of, of each prompt the n whose tokens are likeliest on average.
+std::vector<size_t> Generation::replied_tracks() const {
+  const auto num_sequences = static_cast<size_t>(parts_.request.spec.num_sequences());
+  const auto n = static_cast<size_t>(parts_.request.spec.n);
+  auto mean = [&](size_t i) {
+    return tracks_[i].sum_logprobs /
+           static_cast<double>(std::max<int64_t>(1, tracks_[i].choice.num_tokens()));
+  };
+  std::vector<size_t> replied;
+  for (size_t first = 0; first < tracks_.size(); first += num_sequences) {
+    std::vector<size_t> order(num_sequences);
+    std::iota(order.begin(), order.end(), first);
+    if (n < num_sequences) {
+      std::ranges::stable_sort(order, [&](size_t a, size_t b) { return mean(a) > mean(b); });
+    }
+    replied.insert(replied.end(), order.begin(), order.begin() + static_cast<ptrdiff_t>(n));
+  }
+  return replied;
+}
+
 void Generation::finish() {
   parts_.metrics->observe_e2e_latency(seconds_between(parts_.arrival, Clock::now()));
   if (parts_.request.spec.stream) {
@@ -164,10 +206,13 @@ void Generation::finish() {
   }
   std::vector<ChoiceReply> choices;
   choices.reserve(tracks_.size());
-  for (size_t i = 0; i < tracks_.size(); ++i) {
-    choices.push_back({.index = static_cast<int32_t>(i),
-                       .content = std::move(tracks_[i].whole),
-                       .finish = tracks_[i].choice.finish()});
+  for (size_t i : replied_tracks()) {
+    Track& track = tracks_[i];
+    choices.push_back(
+        {.index = static_cast<int32_t>(choices.size()),
+         .content = std::move(track.whole),
+         .finish = track.choice.finish(),
+         .prompt_logprobs = prompt_logprobs_.empty() ? nullptr : &prompt_logprobs_[track.prompt]});
   }
   parts_.writer->send({.body = render_reply(parts_.head, choices, usage())});
   release();
@@ -216,6 +261,7 @@ void Generation::release() {
   parts_.writer.reset();
   parts_.ticket.reset();
   tracks_.clear();
+  prompt_logprobs_.clear();
   parts_.request = {};
 }
 

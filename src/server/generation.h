@@ -58,14 +58,18 @@ class Generation : public std::enable_shared_from_this<Generation> {
     bool ended = false;        // the engine knows that it has ended
     TimePoint first_token;
     TimePoint last_token;
-    Delta whole;  // of a reply that is not streamed
+    Delta whole;              // of a reply that is not streamed
+    double sum_logprobs = 0;  // of its tokens, where the engine was asked for them
   };
 
   sched::SequenceRequest sequence_request(const Track& track, uint32_t choice) const;
+  int32_t num_prompt_logprobs(uint32_t choice) const;
+  void take_score(Track& track, const TokenRecord& record);
   void observe(Track& track, const TokenRecord& record);
   bool open_stream();
   void send_delta(size_t index, Delta delta);
   void finish_choice(Track& track);
+  std::vector<size_t> replied_tracks() const;
   void finish();
   void cancel_rest(std::string_view reason);
   void release();
@@ -73,7 +77,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Usage usage() const;
 
   Parts parts_;
-  std::vector<Track> tracks_;
+  std::vector<Track> tracks_;  // of prompt i: [i · num_sequences, (i + 1) · num_sequences)
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs_;  // of each prompt, if asked for
   size_t num_open_ = 0;
   bool streaming_ = false;  // the head of a stream is out
   bool done_ = false;

@@ -74,7 +74,8 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
             "'min_tokens' ({}) is more than the {} tokens there is room for", spec.min_tokens, max_tokens),
         .param = "min_tokens"};
   }
-  prompt.max_tokens = static_cast<int32_t>(max_tokens);
+  prompt.max_tokens =
+      static_cast<int32_t>(std::max<int64_t>(1, max_tokens));  // of an echo alone, one is dropped
   return std::nullopt;
 }
 
@@ -96,7 +97,7 @@ sched::SamplingParams sampling_of(const ServedModel& model, const GenerateSpec& 
   sampling.frequency_penalty = static_cast<float>(spec.frequency_penalty);
   sampling.seed = spec.seed.value_or(random_seed);
   sampling.min_tokens = static_cast<int32_t>(spec.min_tokens);
-  sampling.num_logprobs = spec.num_logprobs;
+  sampling.num_logprobs = spec.best_of > spec.n ? std::max(0, spec.num_logprobs) : spec.num_logprobs;
   sampling.ignore_eos = spec.ignore_eos;
   if (!spec.ignore_eos) sampling.end_token_ids = model.info.eos_ids;
   sampling.end_token_ids.insert(
@@ -104,22 +105,70 @@ sched::SamplingParams sampling_of(const ServedModel& model, const GenerateSpec& 
   return sampling;
 }
 
+// As the tokenizer writes the word at the start of a text, and after a space.
+MaybeError add_bad_word(const ServedModel& model,
+                        const std::string& word,
+                        std::vector<std::vector<int32_t>>& bans) {
+  size_t first = std::min(word.find_first_not_of(' '), word.size());
+  std::string bare = first == word.size() ? word : word.substr(first);
+  for (const std::string& text : {bare, " " + bare}) {
+    auto ids = model.tokenizer->encode(text, {.add_special_tokens = false});
+    if (!ids.ok()) return ApiError{.status = 400, .message = ids.status().message(), .param = "bad_words"};
+    if (!ids->empty()) bans.push_back(std::move(*ids));
+  }
+  return std::nullopt;
+}
+
+MaybeError set_rules(const ServedModel& model, const GenerateSpec& spec, sched::SamplingParams& sampling) {
+  if (auto error = check_ids(model, spec.allowed_token_ids, "allowed_token_ids")) return error;
+  for (const TokenBias& bias : spec.logit_bias) {
+    if (auto error = check_ids(model, {bias.token}, "logit_bias")) return error;
+  }
+  std::vector<std::vector<int32_t>> bans;
+  for (const std::string& word : spec.bad_words) {
+    if (auto error = add_bad_word(model, word, bans)) return error;
+  }
+  sampling.no_repeat_ngram_size = static_cast<int32_t>(spec.no_repeat_ngram_size);
+  sampling.rules = pack_rules(spec.allowed_token_ids, spec.logit_bias, bans);
+  size_t num_words = sampling.rules.words.size() + sampling.end_token_ids.size();
+  if (num_words <= kMaxRuleWords) return std::nullopt;
+  const RuleCounts& counts = sampling.rules.counts;
+  return ApiError{
+      .status = 400,
+      .message =
+          format("{} allowed tokens, {} biases (2 words each), bad words of {} words and {} end tokens take "
+                 "{} words; a request may take {}",
+                 counts.num_allowed,
+                 counts.num_biases,
+                 counts.num_words - counts.num_allowed - 2 * counts.num_biases,
+                 sampling.end_token_ids.size(),
+                 num_words,
+                 kMaxRuleWords),
+      .param = counts.num_allowed > 0  ? "allowed_token_ids"
+               : counts.num_bans > 0   ? "bad_words"
+               : counts.num_biases > 0 ? "logit_bias"
+                                       : "stop_token_ids"};
+}
+
 MaybeError check_limits(const ServedModel& model, int64_t max_choices, const GenerateSpec& spec) {
   auto num_prompts = std::max<int64_t>(1, static_cast<int64_t>(spec.prompts.size()));
-  if (num_prompts * spec.n > max_choices) {
+  const char* number = spec.best_of > spec.n ? "best_of" : "n";
+  if (num_prompts * spec.num_sequences() > max_choices) {
     return ApiError{.status = 400,
-                    .message = format("{} prompts × n {} make {} choices; the most in one request is {}",
+                    .message = format("{} prompts × {} {} make {} choices; the most in one request is {}",
                                       num_prompts,
-                                      spec.n,
-                                      num_prompts * spec.n,
+                                      number,
+                                      spec.num_sequences(),
+                                      num_prompts * spec.num_sequences(),
                                       max_choices),
-                    .param = "n"};
+                    .param = number};
   }
-  if (spec.num_logprobs > model.info.max_logprobs) {
+  if (std::max(spec.num_logprobs, spec.num_prompt_logprobs) > model.info.max_logprobs) {
+    const char* logprobs = spec.endpoint == Endpoint::kChat ? "top_logprobs" : "logprobs";
     return ApiError{
         .status = 400,
         .message = format("at most {} log-probabilities a token are served", model.info.max_logprobs),
-        .param = spec.endpoint == Endpoint::kChat ? "top_logprobs" : "logprobs"};
+        .param = spec.num_logprobs > model.info.max_logprobs ? logprobs : "prompt_logprobs"};
   }
   return check_ids(model, spec.stop_token_ids, "stop_token_ids");
 }
@@ -178,6 +227,7 @@ std::optional<ApiError> prepare(const ServedModel& model,
     if (auto error = limit_tokens(model, spec, prompt)) return error;
   }
   prepared.sampling = sampling_of(model, spec, random_seed);
+  if (auto error = set_rules(model, spec, prepared.sampling)) return error;
   prepared.spec = std::move(spec);
   return std::nullopt;
 }

@@ -45,8 +45,8 @@ Json chat_logprobs(const std::vector<TokenLogprob>& tokens) {
   for (const TokenLogprob& token : tokens) {
     Json entry = chat_token(token.bytes, token.logprob);
     entry["top_logprobs"] = Json::array();
-    for (const auto& [bytes, logprob] : token.top)
-      entry["top_logprobs"].push_back(chat_token(bytes, logprob));
+    for (const TopLogprob& top : token.top)
+      entry["top_logprobs"].push_back(chat_token(top.bytes, top.logprob));
     content.push_back(std::move(entry));
   }
   return {{"content", std::move(content)}, {"refusal", nullptr}};
@@ -59,14 +59,42 @@ Json text_logprobs(const std::vector<TokenLogprob>& tokens) {
                {"text_offset", Json::array()}};
   for (const TokenLogprob& token : tokens) {
     json["tokens"].push_back(printable(token.bytes));
+    json["text_offset"].push_back(token.text_offset);
+    if (!token.known) {
+      json["token_logprobs"].push_back(nullptr);
+      json["top_logprobs"].push_back(nullptr);
+      continue;
+    }
     json["token_logprobs"].push_back(finite(token.logprob));
     Json top = Json::object();
-    for (const auto& [bytes, logprob] : token.top) top[printable(bytes)] = finite(logprob);
+    for (const TopLogprob& one : token.top) top[printable(one.bytes)] = finite(one.logprob);
     top[printable(token.bytes)] = finite(token.logprob);
     json["top_logprobs"].push_back(std::move(top));
-    json["text_offset"].push_back(token.text_offset);
   }
   return json;
+}
+
+Json prompt_logprob(const std::string& bytes, float logprob, const Json& rank) {
+  return {{"logprob", finite(logprob)}, {"rank", rank}, {"decoded_token", printable(bytes)}};
+}
+
+// As vLLM writes them: an object for each token, by the ids of the token itself and of the likeliest ones.
+Json prompt_logprobs_of(const std::vector<TokenLogprob>& tokens) {
+  Json list = Json::array();
+  for (const TokenLogprob& token : tokens) {
+    if (!token.known) {
+      list.push_back(nullptr);
+      continue;
+    }
+    Json entry = Json::object();
+    entry[std::to_string(token.token)] = prompt_logprob(token.bytes, token.logprob, nullptr);
+    for (size_t i = 0; i < token.top.size(); ++i) {
+      const TopLogprob& top = token.top[i];
+      entry[std::to_string(top.token)] = prompt_logprob(top.bytes, top.logprob, i + 1);
+    }
+    list.push_back(std::move(entry));
+  }
+  return list;
 }
 
 Json logprobs_of(const ReplyHead& head, const Delta& delta) {
@@ -117,6 +145,9 @@ Json choice_json(const ReplyHead& head, const ChoiceReply& choice, bool chunk) {
   bool empty_chunk = chunk && choice.content.logprobs.empty();
   json["logprobs"] = empty_chunk ? Json(nullptr) : logprobs_of(head, choice.content);
   json["finish_reason"] = finish_of(choice);
+  if (choice.prompt_logprobs != nullptr && head.endpoint == Endpoint::kCompletions) {
+    json["prompt_logprobs"] = prompt_logprobs_of(*choice.prompt_logprobs);
+  }
   return json;
 }
 
@@ -134,6 +165,9 @@ std::string render_reply(const ReplyHead& head, const std::vector<ChoiceReply>& 
   Json reply = head_of(head, false);
   for (const ChoiceReply& choice : choices) reply["choices"].push_back(choice_json(head, choice, false));
   reply["usage"] = usage_of(usage);
+  if (head.endpoint == Endpoint::kChat && choices.front().prompt_logprobs != nullptr) {
+    reply["prompt_logprobs"] = prompt_logprobs_of(*choices.front().prompt_logprobs);
+  }
   return dump(reply);
 }
 

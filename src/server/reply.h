@@ -30,8 +30,9 @@ struct Usage {
 struct ChoiceReply {
   int32_t index = 0;
   Delta content;
-  sched::FinishReason finish = sched::FinishReason::kNone;  // kNone: null
-  bool role = false;                                        // a chunk that opens a chat choice
+  sched::FinishReason finish = sched::FinishReason::kNone;     // kNone: null
+  bool role = false;                                           // a chunk that opens a chat choice
+  const std::vector<TokenLogprob>* prompt_logprobs = nullptr;  // of a whole reply; null: not asked for
 };
 
 std::string render_reply(const ReplyHead& head, const std::vector<ChoiceReply>& choices, const Usage& usage);

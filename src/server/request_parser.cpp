@@ -1,5 +1,7 @@
 #include "src/server/request_parser.h"
 
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -14,6 +16,8 @@ using MaybeError = std::optional<ApiError>;
 
 constexpr size_t kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 1024;
+constexpr size_t kMaxBadWords = 1024;
+constexpr double kMaxBias = 100;
 constexpr int kMaxDepth = 64;
 
 #define RETURN_IF_REFUSED(expr)                        \
@@ -307,6 +311,59 @@ MaybeError read_stop(const Json& body, std::vector<std::string>& stops) {
   return std::nullopt;
 }
 
+// The token id that a JSON object's name spells; nothing when it spells none.
+std::optional<int32_t> token_id_of(const std::string& name) {
+  int32_t id = -1;
+  auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), id);
+  if (error != std::errc() || id < 0 || std::to_string(id) != name) return std::nullopt;
+  return id;
+}
+
+MaybeError read_logit_bias(const Json& body, std::vector<TokenBias>& biases) {
+  const Json* map = present(body, "logit_bias");
+  if (map == nullptr) return std::nullopt;
+  for (const auto& [name, value] : map->items()) {
+    auto id = token_id_of(name);
+    if (!id) return refuse("logit_bias", format("'logit_bias' is by token id; '{}' is none", name));
+    if (!value.is_number() || std::abs(value.get<double>()) > kMaxBias) {
+      return refuse(
+          "logit_bias",
+          format("'logit_bias' of token {} must be a number between {} and {}", name, -kMaxBias, kMaxBias));
+    }
+    biases.push_back({*id, value.get<float>()});
+  }
+  return std::nullopt;
+}
+
+MaybeError read_bad_words(const Json& body, std::vector<std::string>& words) {
+  const Json* list = present(body, "bad_words");
+  if (list == nullptr) return std::nullopt;
+  if (list->size() > kMaxBadWords) {
+    return refuse("bad_words",
+                  format("'bad_words' may hold at most {} words, not {}", kMaxBadWords, list->size()));
+  }
+  for (const Json& word : *list) {
+    if (!word.is_string() || word.get_ref<const std::string&>().empty()) {
+      return refuse("bad_words", "'bad_words' must hold strings that are not empty");
+    }
+    words.push_back(word.get<std::string>());
+  }
+  return std::nullopt;
+}
+
+// What changes single tokens' chances.
+MaybeError read_token_rules(const Json& body, GenerateSpec& spec) {
+  read(body, "no_repeat_ngram_size", spec.no_repeat_ngram_size);
+  RETURN_IF_REFUSED(read_logit_bias(body, spec.logit_bias));
+  RETURN_IF_REFUSED(read_bad_words(body, spec.bad_words));
+  const Json* allowed = present(body, "allowed_token_ids");
+  if (allowed == nullptr) return std::nullopt;
+  if (allowed->empty()) {
+    return refuse("allowed_token_ids", "'allowed_token_ids' must hold at least one token id");
+  }
+  return read_token_ids(*allowed, "allowed_token_ids", spec.allowed_token_ids);
+}
+
 MaybeError read_stream(const Json& body, GenerateSpec& spec) {
   read(body, "stream", spec.stream);
   const Json* options = present(body, "stream_options");
@@ -330,10 +387,6 @@ MaybeError read_stream(const Json& body, GenerateSpec& spec) {
 MaybeError read_logprobs(const Json& body, GenerateSpec& spec) {
   if (spec.endpoint == Endpoint::kCompletions) {
     read(body, "logprobs", spec.num_logprobs);
-    if (spec.echo && spec.num_logprobs >= 0) {
-      return refuse("echo",
-                    "'echo' with 'logprobs' is not served: there are no log-probabilities of prompts");
-    }
     return std::nullopt;
   }
   bool wanted = false;
@@ -341,6 +394,25 @@ MaybeError read_logprobs(const Json& body, GenerateSpec& spec) {
   const Json* top = present(body, "top_logprobs");
   if (top != nullptr && !wanted) return refuse("top_logprobs", "'top_logprobs' needs 'logprobs': true");
   if (wanted) spec.num_logprobs = top == nullptr ? 0 : top->get<int32_t>();
+  return std::nullopt;
+}
+
+MaybeError check_together(const GenerateSpec& spec) {
+  if (spec.max_tokens && spec.min_tokens > *spec.max_tokens) {
+    return refuse(
+        "min_tokens",
+        format("'min_tokens' ({}) is more than 'max_tokens' ({})", spec.min_tokens, *spec.max_tokens));
+  }
+  if (spec.max_tokens == 0 && !spec.echo) return refuse("max_tokens", "'max_tokens' 0 needs 'echo': true");
+  if (spec.best_of != 0 && spec.best_of < spec.n) {
+    return refuse("best_of", format("'best_of' ({}) is less than 'n' ({})", spec.best_of, spec.n));
+  }
+  if (spec.stream && spec.best_of > spec.n) {
+    return refuse("best_of", "'best_of' cannot be streamed: the best are known at the end");
+  }
+  if (spec.stream && spec.num_prompt_logprobs >= 0) {
+    return refuse("prompt_logprobs", "'prompt_logprobs' cannot be streamed; 'echo' with 'logprobs' can");
+  }
   return std::nullopt;
 }
 
@@ -356,6 +428,8 @@ void read_sampling(const Json& body, GenerateSpec& spec) {
   read(body, "frequency_penalty", spec.frequency_penalty);
   read(body, "min_tokens", spec.min_tokens);
   read(body, "n", spec.n);
+  read(body, "best_of", spec.best_of);
+  read(body, "prompt_logprobs", spec.num_prompt_logprobs);
   read(body, "priority", spec.priority);
   read(body, "include_stop_str_in_output", spec.include_stop);
   read(body, "skip_special_tokens", spec.skip_special_tokens);
@@ -378,17 +452,14 @@ std::optional<ApiError> parse_generate(Endpoint endpoint, std::string_view text,
   RETURN_IF_REFUSED(check_fields(endpoint, body));
   read(body, "model", spec.model);
   read_sampling(body, spec);
-  if (spec.max_tokens && spec.min_tokens > *spec.max_tokens) {
-    return refuse(
-        "min_tokens",
-        format("'min_tokens' ({}) is more than 'max_tokens' ({})", spec.min_tokens, *spec.max_tokens));
-  }
   RETURN_IF_REFUSED(read_stop(body, spec.stop));
   if (const Json* ids = present(body, "stop_token_ids")) {
     RETURN_IF_REFUSED(read_token_ids(*ids, "stop_token_ids", spec.stop_token_ids));
   }
+  RETURN_IF_REFUSED(read_token_rules(body, spec));
   RETURN_IF_REFUSED(read_stream(body, spec));
   RETURN_IF_REFUSED(read_logprobs(body, spec));
+  RETURN_IF_REFUSED(check_together(spec));
   return endpoint == Endpoint::kChat ? read_chat(body, spec.chat) : read_prompt(body, spec.prompts);
 }
 

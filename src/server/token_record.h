@@ -26,6 +26,7 @@ struct TokenRecord {
   sched::FinishReason finish = sched::FinishReason::kNone;
   int32_t choice = 0;
   int32_t token = -1;
+  int32_t prompt_position = -1;  // from 1 on: no new token, what the model says of the prompt's token there
   float logprob = 0.0f;
   uint32_t num_top = 0;
   std::array<int32_t, kMaxTop> top_ids{};

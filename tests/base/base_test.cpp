@@ -9,6 +9,7 @@
 #include "src/base/bounded_queue.h"
 #include "src/base/dtype.h"
 #include "src/base/log.h"
+#include "src/base/logit_rules.h"
 #include "src/base/nearest.h"
 #include "src/base/run_time_module.h"
 #include "src/base/status.h"
@@ -138,6 +139,37 @@ TEST(RunTimeModule, IsNotOpenedWithoutItsDriver) {
   ASSERT_FALSE(opened.ok());
   EXPECT_NE(opened.status().message().find("libno_such_driver.so.1"), std::string::npos);
   EXPECT_NE(opened.status().message().find(": ask for one"), std::string::npos);
+}
+
+TEST(LogitRules, PackedWordsAreWhatTheHeaderSays) {
+  const TokenBias biases[] = {{7, 0.5f}};
+  const std::vector<int32_t> bans[] = {{1}, {2, 3}};
+  const LogitRules rules = pack_rules({9, 4, 9}, biases, bans);
+  EXPECT_EQ(rules.counts.num_allowed, 2);
+  EXPECT_EQ(rules.counts.num_biases, 1);
+  EXPECT_EQ(rules.counts.num_bans, 2);
+  EXPECT_EQ(rules.counts.num_words, 11);
+  EXPECT_EQ(rules.words, (std::vector<int32_t>{4, 9, 7, 0x3f000000, 8, 1, 9, 2, 1, 2, 3}));
+  EXPECT_TRUE(check_rules(rules.counts, rules.words).ok());
+  EXPECT_TRUE(check_rules({}, {}).ok());
+}
+
+TEST(LogitRules, WordsThatLeadOutsideAreRefused) {
+  const std::vector<int32_t> bans[] = {{1}, {2, 3}};
+  const LogitRules rules = pack_rules({}, {}, bans);
+  const auto checked = [&](auto change) {
+    LogitRules changed = rules;
+    change(changed);
+    return check_rules(changed.counts, changed.words).code();
+  };
+  EXPECT_EQ(checked([](LogitRules& changed) { changed.words.push_back(0); }), StatusCode::kDataLoss);
+  EXPECT_EQ(checked([](LogitRules& changed) { changed.counts.num_bans = 0x7fffffff; }),
+            StatusCode::kDataLoss);
+  EXPECT_EQ(checked([](LogitRules& changed) { changed.counts.num_biases = -1; }), StatusCode::kDataLoss);
+  EXPECT_EQ(checked([](LogitRules& changed) { changed.words[0] = 3; }), StatusCode::kDataLoss)
+      << "in the table";
+  EXPECT_EQ(checked([](LogitRules& changed) { changed.words[1] = 0; }), StatusCode::kDataLoss);
+  EXPECT_EQ(checked([](LogitRules& changed) { changed.words[3] = 0x7fffffff; }), StatusCode::kDataLoss);
 }
 
 TEST(TokenMask, ReadsBits) {

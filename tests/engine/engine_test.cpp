@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "src/device/cpu/cpu_stream.h"
@@ -210,6 +211,128 @@ TEST(Engine, LogprobsAndStopTokensAgreeAcrossLayouts) {
       EXPECT_NEAR(output.logprobs[0], logits[output.tokens[0]] - std::log(sum), 1e-3);
     }
   }
+}
+
+// Masks that depend on tokens in flight are exact: the same in a plain loop, with look-ahead and over stages.
+TEST(Engine, RulesOfSingleTokensHoldInEveryLayout) {
+  GoldenCase golden = load_golden("grouped");
+  std::vector<sched::SequenceRequest> requests = random_requests(golden, 10);
+  std::vector<std::vector<int32_t>> plain = generate(golden, golden_options({}), requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    sched::SamplingParams& sampling = requests[i].sampling;
+    const std::vector<int32_t>& was = plain[i];
+    if (i % 5 == 0) {  // what it said, from the second token on
+      std::vector<std::vector<int32_t>> bans = {{was[1], was[2], was[3]}, {was[0], was[1]}};
+      sampling.rules = pack_rules({}, {}, bans);
+    } else if (i % 5 == 1) {
+      sampling.no_repeat_ngram_size = 2;
+    } else if (i % 5 == 2) {
+      sampling.rules = pack_rules({3, 5, 8, 13, 21, 34}, {}, {});
+      sampling.temperature = 2;
+    } else if (i % 5 == 3) {
+      const TokenBias biases[] = {{(was[1] + 1) % static_cast<int32_t>(golden.vocab_size()), -100.0f},
+                                  {was[1], 100.0f}};
+      sampling.rules = pack_rules({}, biases, {});
+    } else {  // nothing but end tokens until then
+      sampling.min_tokens = 3;
+      for (int32_t id = 1; id < golden.vocab_size(); ++id) sampling.end_token_ids.push_back(id);
+    }
+  }
+  EngineOptions loop = golden_options({});
+  loop.async_scheduling = false;
+  std::vector<std::vector<int32_t>> expected = generate(golden, loop, requests);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    SCOPED_TRACE("sequence " + std::to_string(i));
+    const std::vector<int32_t>& now = expected[i];
+    if (i % 5 == 0) {
+      EXPECT_EQ(now[0], plain[i][0]);
+      EXPECT_NE(now[1], plain[i][1]);
+    } else if (i % 5 == 1) {
+      std::vector<int32_t> all = requests[i].prompt;
+      all.insert(all.end(), now.begin(), now.end());
+      std::set<std::pair<int32_t, int32_t>> seen;
+      for (size_t t = 0; t + 1 < all.size(); ++t) {
+        bool fresh = seen.emplace(all[t], all[t + 1]).second;
+        EXPECT_TRUE(fresh || t + 1 < requests[i].prompt.size()) << "at " << t;
+      }
+    } else if (i % 5 == 2) {
+      for (int32_t token : now)
+        EXPECT_TRUE(std::set<int32_t>({3, 5, 8, 13, 21, 34}).contains(token)) << token;
+      EXPECT_GT(std::set<int32_t>(now.begin(), now.end()).size(), 1u);
+    } else if (i % 5 == 3) {
+      EXPECT_EQ(now, std::vector<int32_t>(now.size(), plain[i][1]));
+    } else {
+      EXPECT_EQ(std::vector<int32_t>(now.begin(), now.begin() + 3), (std::vector<int32_t>{0, 0, 0}));
+      EXPECT_TRUE(now.size() == 4 || now[3] == 0);
+    }
+  }
+  for (const Layout& layout : {Layout{},
+                               Layout{.tp = 2},
+                               Layout{.tp = 1, .pp = 3},
+                               Layout{.tp = 2, .pp = 2, .sequence_parallel = true}}) {
+    EXPECT_EQ(generate(golden, golden_options(layout), requests), expected) << to_string(layout);
+  }
+}
+
+// What scoring says of a text is what generating it said, in chunks and over stages, and beside other
+// requests.
+TEST(Engine, PromptsAreScoredAsTheyWereGenerated) {
+  GoldenCase golden = load_golden("grouped");
+  std::vector<sched::SequenceRequest> requests = random_requests(golden, 8);
+  for (sched::SequenceRequest& request : requests) {
+    request.sampling.num_logprobs = 0;
+    request.sampling.max_tokens = 25;
+  }
+  std::vector<Output> written = start(golden, {.engine = golden_options({})})->generate(requests);
+  std::vector<sched::SequenceRequest> scoring = requests;
+  for (size_t i = 0; i < scoring.size(); ++i) {
+    std::vector<int32_t>& text = scoring[i].prompt;
+    text.insert(text.end(), written[i].tokens.begin(), written[i].tokens.end());
+    scoring[i].sampling.max_tokens = 2;
+    if (i % 3 != 2) scoring[i].sampling.num_prompt_logprobs = static_cast<int32_t>(i % 3);
+  }
+  EngineOptions few_blocks = golden_options({});
+  few_blocks.num_blocks = 24;  // 96 tokens, where each sequence wants up to 57: they preempt one another
+  EngineOptions whole_prompts = golden_options({});
+  whole_prompts.max_num_batched_tokens = 64;
+  whole_prompts.enable_chunked_prefill = false;
+  std::vector<EngineOptions> cases = {few_blocks, whole_prompts};
+  for (const Layout& layout : {Layout{},
+                               Layout{.tp = 3},
+                               Layout{.tp = 1, .pp = 3},
+                               Layout{.tp = 2, .pp = 2, .sequence_parallel = true}}) {
+    cases.push_back(golden_options(layout));
+  }
+  for (const EngineOptions& options : cases) {
+    SCOPED_TRACE(to_string(options.layout));
+    std::vector<Output> scored = start(golden, {.engine = options})->generate(scoring);
+    for (size_t i = 0; i < scored.size(); ++i) {
+      SCOPED_TRACE("sequence " + std::to_string(i));
+      EXPECT_EQ(scored[i].tokens.size(), 2u);
+      if (i % 3 == 2) {
+        EXPECT_TRUE(scored[i].prompt_tokens.empty());
+        continue;
+      }
+      const std::vector<int32_t>& text = scoring[i].prompt;
+      EXPECT_EQ(scored[i].prompt_tokens, std::vector<int32_t>(text.begin() + 1, text.end()));
+      ASSERT_EQ(scored[i].prompt_logprobs.size(), text.size() - 1);
+      size_t first = requests[i].prompt.size() - 1;
+      for (size_t t = 0; t < written[i].tokens.size(); ++t) {
+        EXPECT_NEAR(scored[i].prompt_logprobs[first + t], written[i].logprobs[t], kEpsilon) << "token " << t;
+      }
+    }
+  }
+}
+
+// A sequence whose rules would crowd the others out of a step's inputs.
+TEST(Engine, RulesBeyondTheirRoomAreRefused) {
+  GoldenCase golden = load_golden("multiquery");
+  auto replica = start(golden, {.engine = golden_options({})});
+  auto request = greedy_request({1, 2, 3}, 4);
+  request.sampling.rules = pack_rules({}, {}, std::vector<std::vector<int32_t>>(700, {7}));
+  Output output = replica->generate({request}).front();
+  EXPECT_EQ(output.finish, sched::FinishReason::kError);
+  EXPECT_EQ(output.error.code(), StatusCode::kInvalidArgument) << output.error.to_string();
 }
 
 TEST(Engine, RefusesWhatCanNeverRun) {

@@ -22,6 +22,13 @@ comm::HostWorld host_world(comm::World& world) {
 
 void OutputSink::on_generated(const Generated& generated) {
   std::lock_guard lock(mutex_);
+  if (generated.prompt_position >= 0) {
+    CHECK(output_.tokens.empty(), "the prompt's token {} after new ones", generated.prompt_position);
+    CHECK_EQ(static_cast<size_t>(generated.prompt_position), output_.prompt_logprobs.size() + 1);
+    output_.prompt_tokens.push_back(generated.token);
+    output_.prompt_logprobs.push_back(generated.logprob);
+    return;
+  }
   if (generated.token >= 0) {
     output_.tokens.push_back(generated.token);
     output_.logprobs.push_back(generated.logprob);

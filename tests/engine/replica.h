@@ -34,6 +34,8 @@ struct ReplicaOptions {
 struct Output {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<int32_t> prompt_tokens;  // from position 1 on, where the request scores its prompt
+  std::vector<float> prompt_logprobs;
   sched::FinishReason finish = sched::FinishReason::kNone;  // kNone: still running, or cancelled
   Status error;
   TimePoint finished;

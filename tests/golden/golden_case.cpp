@@ -84,6 +84,7 @@ void LogitsRecorder::record(Rank& rank,
     rank.slot_seeds[static_cast<size_t>(start.slot)] = start.seed;
   int64_t index = 0;
   for (const sched::SlotRun& run : plan.runs) {
+    index += run.num_scores;
     if (run.samples == 0) continue;
     auto& row = rank.rows.emplace_back(std::make_unique<Row>());
     row->seed = rank.slot_seeds[static_cast<size_t>(run.slot)];

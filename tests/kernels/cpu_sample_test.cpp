@@ -47,7 +47,8 @@ class CpuSampleTest : public OpTest {
   std::vector<SampleRecord> sample(const std::vector<std::vector<double>>& logits,
                                    const std::vector<SampleRow>& rows,
                                    int64_t shards = 1,
-                                   const std::vector<double>& history = std::vector<double>(64)) {
+                                   const std::vector<double>& history = std::vector<double>(64),
+                                   const std::vector<int32_t>& rule_words = {}) {
     const auto n = static_cast<int64_t>(logits.size());
     const auto vocab = static_cast<int64_t>(logits[0].size());
     const int64_t width = (vocab + shards - 1) / shards + (shards > 1 ? 1 : 0);
@@ -70,6 +71,7 @@ class CpuSampleTest : public OpTest {
          .vocab_size = vocab,
          .rows = row_bytes,
          .history = history_tensor,
+         .rule_words = words_of(rule_words),
          .records = records});
     return records_of(records);
   }
@@ -113,6 +115,21 @@ class CpuSampleTest : public OpTest {
     return records_of(records)[0].token;
   }
 
+  // One row under `rules`, whose words stand behind another row's.
+  int32_t sample_ruled(const std::vector<double>& logits,
+                       SampleRow row,
+                       const LogitRules& rules,
+                       const std::vector<double>& history = std::vector<double>(64)) {
+    std::vector<int32_t> words = {0, 1, 2, 3};
+    row.rules = rules.counts;
+    row.rules_begin = static_cast<int32_t>(words.size());
+    words.insert(words.end(), rules.words.begin(), rules.words.end());
+    return sample({logits}, {row}, 1, history, words)[0].token;
+  }
+
+  static TestTensor words_of(const std::vector<int32_t>& words) {
+    return TestTensor(DType::kI32, {static_cast<int64_t>(words.size())}, {words.begin(), words.end()});
+  }
   static TestTensor bytes_of(const std::vector<SampleRow>& rows) {
     TestTensor bytes(DType::kU8,
                      {static_cast<int64_t>(rows.size()), static_cast<int64_t>(sizeof(SampleRow))});
@@ -153,6 +170,90 @@ TEST_P(CpuSampleTest, BannedTokensAreNeverDrawn) {
   row.temperature = 1;
   const std::vector<int> counts = count_tokens({9, 3, 10, 4}, row, 200);
   EXPECT_EQ(counts[0] + counts[2], 0);
+}
+
+TEST_P(CpuSampleTest, MoreBannedTokensThanARowHolds) {
+  std::vector<double> logits(40, 0);
+  std::vector<int32_t> words = {7, 7};
+  SampleRow row = kGreedy;
+  for (int32_t id = 0; id < 30; ++id) {
+    logits[static_cast<size_t>(id)] = 40 - id;
+    if (id < kMaxBannedTokens) row.banned[row.num_banned++] = id;
+    if (id >= kMaxBannedTokens) words.push_back(id);
+  }
+  row.more_banned_begin = 2;
+  row.num_more_banned = 30 - kMaxBannedTokens;
+  EXPECT_EQ(sample({logits}, {row}, 1, std::vector<double>(64), words)[0].token, 30);
+}
+
+TEST_P(CpuSampleTest, BiasesAreAddedToSingleLogits) {
+  const TokenBias biases[] = {{3, 5.5f}, {0, -100.0f}, {900, 100.0f}};  // one beyond the vocabulary
+  const LogitRules rules = pack_rules({}, biases, {});
+  EXPECT_EQ(sample_ruled({9, 8, 7, 3}, kGreedy, rules), 3);
+  EXPECT_EQ(sample_ruled({9, 8, 7, 2}, kGreedy, rules), 1);
+  SampleRow row = kGreedy;
+  row.position = 1;
+  row.repetition_penalty = 2;
+  EXPECT_EQ(sample_ruled({0, 0.4, 0, -4.5}, row, rules, {3}), 3) << "(−4.5 + 5.5) / 2: the bias comes first";
+}
+
+TEST_P(CpuSampleTest, OnlyAllowedTokensAreDrawn) {
+  std::vector<double> logits = random_values(3001, 3);
+  const std::vector<int32_t> allowed = {2999, 7, 7, 512, 256, 100000};
+  const LogitRules rules = pack_rules(allowed, {}, {});
+  std::set<int32_t> drawn;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    for (const SampleRow& row : {SampleRow{.slot = 0, .temperature = 9, .seed = seed},
+                                 SampleRow{.slot = 0, .temperature = 9, .top_k = 100, .seed = seed},
+                                 SampleRow{.slot = 0, .temperature = 9, .top_p = 0.99f, .seed = seed}}) {
+      drawn.insert(sample_ruled(logits, row, rules));
+    }
+  }
+  EXPECT_EQ(drawn, (std::set<int32_t>{7, 256, 512, 2999}));
+}
+
+// Prompt 1 2, output 3 1 2; 9 stands behind the position.
+TEST_P(CpuSampleTest, ABanMasksWhatWouldCompleteItsRun) {
+  const std::vector<double> history = {1, 2, 3, 1, 2, 9};
+  const std::vector<double> logits = {0, 1, 2, 3, 4};
+  SampleRow row = kGreedy;
+  row.position = 5;
+  row.prompt_len = 2;
+  const auto best = [&](const std::vector<std::vector<int32_t>>& bans) {
+    return sample_ruled(logits, row, pack_rules({}, {}, bans), history);
+  };
+  EXPECT_EQ(best({{4}}), 3);
+  EXPECT_EQ(best({{1, 2, 4}}), 3);
+  EXPECT_EQ(best({{3, 1, 2, 4}, {2, 3}}), 2);
+  EXPECT_EQ(best({{2, 3, 1, 2, 4}}), 4) << "the prompt does not count";
+  EXPECT_EQ(best({{1, 1, 4}, {2, 9, 4}, {1, 4}}), 4);
+}
+
+TEST_P(CpuSampleTest, NoNgramTwice) {
+  const std::vector<double> history = {1, 2, 3, 1, 2, 4, 1, 2, 3};
+  SampleRow row = kGreedy;
+  row.prompt_len = 3;
+  row.position = 8;  // 1 2 3 1 2 4 1 2
+  const auto best = [&](int32_t n) {
+    row.no_repeat_ngram_size = n;
+    return sample_one({0, 1, 2, 4, 3}, row, history).token;
+  };
+  EXPECT_EQ(best(0), 3);
+  EXPECT_EQ(best(1), 0) << "every token once";
+  EXPECT_EQ(best(2), 2) << "after 2 came 3, in the prompt, and 4";
+  EXPECT_EQ(best(3), 2) << "after 1 2 likewise";
+  EXPECT_EQ(best(4), 3) << "4 1 2 is new";
+  EXPECT_EQ(best(5), 3);
+  EXPECT_EQ(best(9), 3) << "longer than all";
+  row.position = 2;
+  EXPECT_EQ(best(3), 3);
+}
+
+TEST_P(CpuSampleTest, MasksThatLeaveNothing) {
+  const std::vector<int32_t> bans[] = {{4}, {7}};
+  EXPECT_EQ(sample_ruled(random_values(9, 1), kGreedy, pack_rules({7, 4}, {}, bans)), 4);
+  EXPECT_EQ(sample_ruled(std::vector<double>(9, -kInfinity), kGreedy, pack_rules({7, 4, 5}, {}, bans)), 5)
+      << "nothing to choose by";
 }
 
 // 0 and 1 in the prompt, 1 twice and 2 once in the output; 3 stands behind the position and does not count.
@@ -333,6 +434,18 @@ TEST_P(CpuSampleTest, LogprobsAreOfTheModelsOwnDistribution) {
   EXPECT_EQ(sample_one(logits, row).logprob, record.logprob);
   row.num_logprobs = -1;
   EXPECT_EQ(sample_one(logits, row).logprob, 0);
+}
+
+TEST_P(CpuSampleTest, AKnownTokenIsScoredAndNotDrawn) {
+  SampleRow row{.slot = 0, .num_logprobs = 1, .num_banned = 1, .banned = {0}, .known_token = 0};
+  const SampleRecord record = sample_one({0, 0, std::log(2.0)}, row);
+  EXPECT_EQ(record.token, 0);
+  EXPECT_NEAR(record.logprob, std::log(0.25), 1e-5);
+  ASSERT_EQ(record.num_top, 1);
+  EXPECT_EQ(record.top_ids[0], 2);
+  EXPECT_NEAR(record.top_logprobs[0], std::log(0.5), 1e-5);
+  row.known_token = 3;
+  EXPECT_EQ(sample_one({0, 0, 0}, row).logprob, -std::numeric_limits<float>::infinity());
 }
 
 TEST_P(CpuSampleTest, TopLogprobsOfTiesAndSmallVocabularies) {

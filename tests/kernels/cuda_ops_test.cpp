@@ -295,7 +295,8 @@ class CudaSampling : public CudaOpTest {
   void compare_samples(const std::vector<SampleRow>& rows,
                        int64_t vocab,
                        int64_t shards,
-                       double logit_scale) {
+                       double logit_scale,
+                       const std::vector<int32_t>& rule_words = {0}) {
     const auto n = static_cast<int64_t>(rows.size());
     const int64_t width = (vocab + shards - 1) / shards;
     Twin logits = random_twin(DType::kF32, {shards, n, width}, logit_scale);
@@ -303,12 +304,16 @@ class CudaSampling : public CudaOpTest {
     std::vector<double> tokens(4 * 64);
     for (double& token : tokens) token = static_cast<double>(random_() % static_cast<uint64_t>(vocab));
     Twin history = twin_of(DType::kI32, {4, 64}, tokens);
+    Twin words = output_twin(DType::kI32, {static_cast<int64_t>(rule_words.size())});
+    std::memcpy(words.cpu.data, rule_words.data(), rule_words.size() * sizeof(int32_t));
+    upload(words);
     Twin records = output_twin(DType::kI32, {n, kSampleRecordWords});
     run_both(&OpTable::sample, [&](auto pick) {
       return SampleParams{.logits = pick(logits),
                           .vocab_size = vocab,
                           .rows = pick(params),
                           .history = pick(history),
+                          .rule_words = pick(words),
                           .records = pick(records)};
     });
     const std::vector<std::byte> bytes = download(records);
@@ -364,6 +369,45 @@ TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
     for (int64_t shards : {1, 3}) {
       if (vocab >= shards) compare_samples(rows, vocab, shards, 3);
     }
+  }
+}
+
+// Rules of every kind, by themselves and together; the vocabulary is small, so that histories repeat and bans
+// bite.
+TEST_F(CudaSampling, RulesMaskWhatTheyMaskOnTheCpu) {
+  for (int64_t vocab : {7, 40, 1500}) {
+    const auto id = [&](int i) { return static_cast<int32_t>((i * 17 + 3) % vocab); };
+    std::vector<int32_t> allowed;
+    for (int i = 0; i < 5; ++i) allowed.push_back(id(i));
+    std::vector<TokenBias> biases;
+    for (int32_t token = 0; token < 6; ++token) biases.push_back({token, 3.0f - static_cast<float>(token)});
+    biases.push_back({100000, 100.0f});
+    std::vector<std::vector<int32_t>> bans = {
+        {id(0)}, {id(1), id(2)}, std::vector<int32_t>(30, id(3)), {100000}};
+    for (int32_t token = 0; token < vocab && token < 7; ++token) bans.push_back({token, 2});
+    const LogitRules sets[] = {pack_rules(allowed, {}, {}),
+                               pack_rules({}, biases, {}),
+                               pack_rules({}, {}, bans),
+                               pack_rules(allowed, biases, bans),
+                               {}};
+    std::vector<int32_t> words = {1, 2, 3};  // of the row with more banned tokens than it holds
+    std::vector<SampleRow> rows;
+    for (int i = 0; i < 60; ++i) {
+      SampleRow row{
+          .slot = i % 4, .position = 10 + i % 50, .prompt_len = 5, .seed = static_cast<uint64_t>(i)};
+      const LogitRules& rules = sets[i % 5];
+      row.temperature = i % 3 == 0 ? 0.0f : 0.8f;
+      row.top_k = i % 7 == 0 ? 5 : 0;
+      row.num_logprobs = i % 4 - 1;
+      row.no_repeat_ngram_size = i % 6 == 5 ? 1 + i / 6 % 3 : 0;
+      row.num_more_banned = i % 11 == 0 ? 3 : 0;
+      row.known_token = i % 13 == 0 ? static_cast<int32_t>(i % vocab) : -1;
+      row.rules = rules.counts;
+      row.rules_begin = static_cast<int32_t>(words.size());
+      words.insert(words.end(), rules.words.begin(), rules.words.end());
+      rows.push_back(row);
+    }
+    compare_samples(rows, vocab, 1, 3, words);
   }
 }
 

@@ -36,7 +36,8 @@ class FakeDevice {
         history_(static_cast<size_t>(num_slots)),
         cache_(static_cast<size_t>(num_blocks) * static_cast<size_t>(block_size), -1) {}
 
-  // Runs the step and returns one token per sampling run. `error` stays empty unless the plan was wrong.
+  // Runs the step and returns one token per row: of each run what is scored, then what is sampled. `error`
+  // stays empty unless the plan was wrong.
   std::vector<int32_t> execute(const StepPlan& plan, std::string& error) {
     const Status status = mirror_.apply(plan);
     if (!status.ok()) error = status.to_string();
@@ -70,10 +71,12 @@ class FakeDevice {
       return;
     }
     for (int32_t i = run.begin; i < end; ++i) cache_at(run.slot, i) = history[static_cast<size_t>(i)];
+    const Mirror::Slot& slot = mirror_.slot(run.slot);
+    const int32_t first = first_scored(run, slot.prompt_len);
+    for (int32_t i = 0; i < run.num_scores; ++i) sampled.push_back(history[static_cast<size_t>(first + i)]);
     if (run.samples == 0) return;
     std::vector<int32_t> seen;
     for (int32_t i = 0; i < end; ++i) seen.push_back(cache_at(run.slot, i));
-    const Mirror::Slot& slot = mirror_.slot(run.slot);
     sampled.push_back(next_token(slot.params.seed, seen, end - slot.prompt_len >= slot.params.min_tokens));
     history.push_back(sampled.back());
   }

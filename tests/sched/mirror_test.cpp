@@ -104,6 +104,58 @@ TEST(Mirror, ImpossibleOperationsAreDataLoss) {
             StatusCode::kDataLoss);
 }
 
+// Slot 1 has six prompt tokens: five can be scored, in the step that runs the token before each.
+TEST(Mirror, ScoresAreOfPromptTokensThatTheRunLeadsTo) {
+  const auto applied = [](int32_t begin, int32_t count, int32_t num_scores) {
+    Mirror mirror = make_mirror();
+    StepPlan plan = first_plan();
+    plan.runs[0].count = begin;
+    plan.runs[0].samples = 0;
+    if (begin == 0) plan.runs.clear();
+    if (begin == 0) plan.blocks.clear();
+    EXPECT_TRUE(mirror.advance(plan).ok());
+    plan = decode_plan();
+    plan.runs = {{.slot = 1, .begin = begin, .count = count, .num_scores = num_scores}};
+    if (begin == 0) {
+      plan.runs[0].num_new_blocks = 2;
+      plan.blocks = {7, 3};
+    }
+    return mirror.advance(plan).code();
+  };
+  EXPECT_EQ(applied(0, 3, 3), StatusCode::kOk);
+  EXPECT_EQ(applied(0, 3, 4), StatusCode::kDataLoss);
+  EXPECT_EQ(applied(0, 3, -1), StatusCode::kDataLoss);
+  EXPECT_EQ(applied(0, 6, 5), StatusCode::kOk);
+  EXPECT_EQ(applied(0, 6, 6), StatusCode::kDataLoss);
+  EXPECT_EQ(applied(3, 2, 2), StatusCode::kOk);
+  EXPECT_EQ(applied(3, 2, 3), StatusCode::kDataLoss);
+  EXPECT_EQ(applied(5, 1, 0), StatusCode::kOk);
+  EXPECT_EQ(applied(5, 1, 1), StatusCode::kDataLoss);
+}
+
+TEST(Mirror, RulesThatLeadOutsideAreDataLoss) {
+  const std::vector<int32_t> ban[] = {{8, 9}};
+  const LogitRules rules = pack_rules({5, 3}, {}, ban);
+  const auto applied = [&](auto change) {
+    Mirror mirror = make_mirror();
+    StepPlan plan = first_plan();
+    plan.starts[0].rules = rules.counts;
+    plan.rule_words = rules.words;
+    change(plan);
+    const StatusCode code = mirror.advance(plan).code();
+    if (code == StatusCode::kOk) {
+      EXPECT_EQ(mirror.slot(1).rule_words, rules.words);
+    }
+    return code;
+  };
+  EXPECT_EQ(applied([](StepPlan&) {}), StatusCode::kOk);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.rule_words.pop_back(); }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.starts[0].rules.num_bans = 2; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.starts[0].rules.num_allowed = -1; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.rule_words[2] = 5; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& plan) { plan.rule_words[3] = 0; }), StatusCode::kDataLoss);
+}
+
 TEST(Mirror, RunNeedsBlocksForItsTokens) {
   Mirror mirror = make_mirror();
   StepPlan plan = first_plan();
@@ -131,6 +183,8 @@ TEST(Mirror, ChecksumTellsWhoTookADifferentStep) {
   EXPECT_EQ(applied([](StepPlan& changed) { changed.starts[0].seed = 6; }), StatusCode::kDataLoss);
   EXPECT_EQ(applied([](StepPlan& changed) { changed.starts[0].top_p = 0.5f; }), StatusCode::kDataLoss);
   EXPECT_EQ(applied([](StepPlan& changed) { changed.end_tokens[0] = 3; }), StatusCode::kDataLoss);
+  EXPECT_EQ(applied([](StepPlan& changed) { changed.starts[0].no_repeat_ngram_size = 3; }),
+            StatusCode::kDataLoss);
   EXPECT_EQ(applied([](StepPlan& changed) { changed.runs[0].samples = 0; }), StatusCode::kDataLoss);
 
   // A difference is not forgotten by later steps that are the same.

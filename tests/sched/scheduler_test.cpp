@@ -238,6 +238,39 @@ SchedulerOptions tight_options() {
   return options;
 }
 
+// A scored prompt takes the rows of logits that the others leave it, and never theirs.
+TEST(Scheduler, ScoredPromptsShareTheRowsOfAStep) {
+  Bench bench(small_options());  // 8 rows
+  bench.add(1, 4, 20);
+  bench.add(2, 4, 20);
+  bench.step();
+  SequenceRequest scored = request_of(3, 15, 5);
+  scored.sampling.num_prompt_logprobs = 0;
+  ASSERT_TRUE(bench.scheduler.add(scored).ok());
+  bench.add(4, 5, 5);
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(counts_of(bench.plan), (std::vector<int32_t>{1, 1, 6, 4}));
+  EXPECT_EQ(bench.plan.runs[2].num_scores, 6);
+  EXPECT_EQ(bench.plan.num_samples(), 8);
+  ASSERT_TRUE(bench.schedule());  // 4 has its last token to read, and keeps its row
+  EXPECT_EQ(counts_of(bench.plan), (std::vector<int32_t>{1, 1, 1, 5}));
+  EXPECT_EQ(bench.plan.num_samples(), 8);
+  bench.retire();
+  ASSERT_EQ(bench.events.size(), 8u);
+  EXPECT_EQ(bench.events[2].id, 3u);
+  EXPECT_EQ(bench.events[2].prompt_position, 1);
+  EXPECT_EQ(bench.events[7].prompt_position, 6);
+  EXPECT_FALSE(bench.events[7].first);
+  ASSERT_TRUE(bench.schedule());
+  EXPECT_EQ(counts_of(bench.plan), (std::vector<int32_t>{1, 1, 1, 4}));
+  EXPECT_EQ(bench.plan.runs[3].num_scores, 3);
+  EXPECT_EQ(bench.plan.runs[3].samples, 1);
+  while (bench.scheduler.steps_in_flight() > 0) bench.retire();
+  ASSERT_FALSE(bench.events.empty());
+  EXPECT_EQ(bench.events.back().id, 3u);
+  EXPECT_TRUE(bench.events.back().first);
+}
+
 TEST(Scheduler, OutOfBlocksTheLatestGoesBackAndLosesNothing) {
   Bench bench(tight_options());
   bench.add(1, 4, 12);
@@ -391,7 +424,7 @@ TEST(SchedulerDeathTest, RetiringOutOfOrderIsABug) {
   ASSERT_TRUE(bench.schedule());
   ASSERT_TRUE(bench.schedule());
   EXPECT_DEATH(bench.scheduler.retire(2, std::vector<int32_t>{5}, bench.events), "retires after");
-  EXPECT_DEATH(bench.scheduler.retire(1, std::vector<int32_t>{}, bench.events), "num_samples");
+  EXPECT_DEATH(bench.scheduler.retire(1, std::vector<int32_t>{}, bench.events), "num_rows");
 }
 
 }  // namespace

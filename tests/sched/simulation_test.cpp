@@ -70,6 +70,7 @@ Planned random_request(Dice& dice, const SchedulerOptions& options, SequenceId i
   request.sampling.max_tokens = dice.between(1, options.max_model_len + 3);
   request.sampling.min_tokens = dice.chance(20) ? dice.between(0, 6) : 0;
   if (dice.chance(80)) request.sampling.end_token_ids = {kEndToken};
+  if (dice.chance(20)) request.sampling.num_prompt_logprobs = 0;
   return planned;
 }
 
@@ -86,6 +87,8 @@ Scenario random_scenario(uint64_t seed) {
 
 struct Output {
   std::vector<int32_t> tokens;
+  std::vector<int32_t> scored;  // prompt tokens
+  int32_t num_scores = 0;
   FinishReason finish = FinishReason::kNone;
 };
 
@@ -124,7 +127,11 @@ class Simulation {
 
   void run() {
     int64_t most_turns = 2000;
-    for (const Planned& planned : scenario_.requests) most_turns += 60 * planned.request.sampling.max_tokens;
+    for (const Planned& planned : scenario_.requests) {
+      most_turns += 60 * planned.request.sampling.max_tokens;
+      // A prompt that is scored may get one row a step.
+      if (planned.request.sampling.num_prompt_logprobs >= 0) most_turns += 10 * options_.max_model_len;
+    }
     for (turn_ = 0; !done(); ++turn_) {
       ASSERT_LT(turn_, most_turns) << "no end in sight";
       arrive_and_cancel();
@@ -190,6 +197,7 @@ class Simulation {
     ASSERT_FALSE(plan.runs.empty());
     EXPECT_LE(plan.num_tokens(), options_.max_num_batched_tokens);
     EXPECT_LE(plan.runs.size(), static_cast<size_t>(options_.max_num_seqs));
+    EXPECT_LE(plan.num_samples(), options_.max_num_seqs);
     EXPECT_LT(plan.needs_tokens_of, plan.step);
     EXPECT_TRUE(std::ranges::is_partitioned(plan.runs, [](const SlotRun& run) { return run.count == 1; }));
   }
@@ -216,7 +224,9 @@ class Simulation {
         EXPECT_GT(slot_sampled_[index(run.slot)], 0u);
         EXPECT_LE(slot_sampled_[index(run.slot)], plan.needs_tokens_of);
       }
-      if (!options_.enable_chunked_prefill && run.begin == 0) {
+      const bool scored = slot.params.num_prompt_logprobs >= 0;
+      EXPECT_TRUE(scored || run.num_scores == 0);
+      if (!options_.enable_chunked_prefill && run.begin == 0 && !scored) {
         EXPECT_EQ(run.count, slot.params.num_tokens);
       }
       EXPECT_LE(run.begin + run.count + run.samples, options_.max_model_len);
@@ -253,6 +263,13 @@ class Simulation {
       Output& output = outputs_[event.id];
       EXPECT_EQ(output.finish, FinishReason::kNone) << "an event after the last";
       EXPECT_FALSE(cancelled_.contains(event.id));
+      if (event.prompt_position >= 0) {
+        EXPECT_TRUE(output.tokens.empty());
+        EXPECT_EQ(event.prompt_position, ++output.num_scores) << "each once, in order";
+        EXPECT_EQ(event.token, tokens.at(static_cast<size_t>(event.sample_index)));
+        output.scored.push_back(event.token);
+        continue;
+      }
       EXPECT_EQ(event.first, output.tokens.empty());
       EXPECT_EQ(event.token, tokens.at(static_cast<size_t>(event.sample_index)));
       output.tokens.push_back(event.token);
@@ -278,6 +295,10 @@ class Simulation {
       } else {
         EXPECT_EQ(output.tokens, expected.tokens) << "sequence " << planned.request.id;
         EXPECT_EQ(output.finish, expected.finish);
+        const std::vector<int32_t>& prompt = planned.request.prompt;
+        const bool scored = planned.request.sampling.num_prompt_logprobs >= 0;
+        EXPECT_EQ(output.scored,
+                  std::vector<int32_t>(scored ? prompt.begin() + 1 : prompt.end(), prompt.end()));
       }
     }
     EXPECT_EQ(stats.generation_tokens_total, num_delivered);

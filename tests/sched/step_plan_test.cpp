@@ -23,11 +23,13 @@ StepPlan sample_plan() {
                   .seed = 0xffffffffffull,
                   .num_logprobs = 5,
                   .min_tokens = 4,
-                  .num_end_tokens = 2}};
+                  .num_end_tokens = 2,
+                  .rules = {.num_allowed = 3, .num_words = 3}}};
   plan.runs = {{.slot = 0, .begin = 17, .count = 1, .samples = 1},
-               {.slot = 1, .begin = 0, .count = 3, .samples = 1, .num_new_blocks = 2}};
+               {.slot = 1, .begin = 0, .count = 3, .samples = 1, .num_new_blocks = 2, .num_scores = 1}};
   plan.tokens = {11, 12, 13};
   plan.end_tokens = {2, 0};
+  plan.rule_words = {4, 5, 6};
   plan.blocks = {8, 9};
   return plan;
 }
@@ -57,10 +59,12 @@ TEST(StepPlan, DecodeReturnsWhatWasEncoded) {
   EXPECT_EQ(decoded.runs[0].begin, 17);
   EXPECT_EQ(decoded.runs[1].num_new_blocks, 2);
   EXPECT_EQ(decoded.tokens, plan.tokens);
+  EXPECT_EQ(decoded.starts[0].rules.num_allowed, 3);
   EXPECT_EQ(decoded.end_tokens, plan.end_tokens);
+  EXPECT_EQ(decoded.rule_words, plan.rule_words);
   EXPECT_EQ(decoded.blocks, plan.blocks);
   EXPECT_EQ(decoded.num_tokens(), 4);
-  EXPECT_EQ(decoded.num_samples(), 2);
+  EXPECT_EQ(decoded.num_samples(), 3);
 }
 
 TEST(StepPlan, EveryTruncationAndExtensionIsRefused) {
@@ -89,6 +93,8 @@ TEST(StepPlan, CountsThatLeadOutsideAreRefused) {
   };
   EXPECT_EQ(decode_of([](StepPlan& plan) { plan.starts[0].num_tokens = 4; }), StatusCode::kDataLoss);
   EXPECT_EQ(decode_of([](StepPlan& plan) { plan.starts[0].num_end_tokens = 1; }), StatusCode::kDataLoss);
+  EXPECT_EQ(decode_of([](StepPlan& plan) { plan.starts[0].rules.num_words = 2; }), StatusCode::kDataLoss);
+  EXPECT_EQ(decode_of([](StepPlan& plan) { plan.starts[0].rules.num_words = -3; }), StatusCode::kDataLoss);
   EXPECT_EQ(decode_of([](StepPlan& plan) { plan.runs[0].num_new_blocks = 1; }), StatusCode::kDataLoss);
   // Sums that agree do not excuse a negative part.
   EXPECT_EQ(decode_of([](StepPlan& plan) {

@@ -144,6 +144,25 @@ TEST_F(ApiGenerate, SamplingValuesReachTheEngine) {
   EXPECT_EQ(request.sampling.top_k, 0);
 }
 
+TEST_F(ApiGenerate, RulesOfSingleTokensReachTheEngine) {
+  for (const char* path : {kTextPath, kChatPath}) {
+    Json body = path == std::string(kChatPath) ? chat("p") : completion("p");
+    body.update(Json::parse(R"({"logit_bias": {"65": -100, "7": 2.5}, "allowed_token_ids": [9, 65, 9],
+        "bad_words": ["hi", "  hi"], "no_repeat_ngram_size": 3})"));
+    post_ok(path, body);
+    const sched::SamplingParams sampling = engine->requests().back().sampling;
+    const TokenBias biases[] = {{65, -100.0f}, {7, 2.5f}};  // in the order of the names
+    const std::vector<int32_t> bare = {'h', 'i'};
+    const std::vector<int32_t> spaced = {' ', 'h', 'i'};
+    const std::vector<int32_t> bans[] = {bare, spaced, bare, spaced};
+    EXPECT_EQ(sampling.rules.words, pack_rules({9, 65}, biases, bans).words);
+    EXPECT_TRUE(check_rules(sampling.rules.counts, sampling.rules.words).ok());
+    EXPECT_EQ(sampling.no_repeat_ngram_size, 3);
+  }
+  post_ok(kTextPath, completion("p"));
+  EXPECT_TRUE(engine->requests().back().sampling.rules.counts.empty());
+}
+
 TEST_F(ApiGenerate, DefaultLengthsAndSeeds) {
   engine->set_scripts({{97}});  // never ends by itself
   Json body = {{"model", "tiny"}, {"prompt", "pp"}};
@@ -204,6 +223,96 @@ TEST_F(ApiGenerate, LogprobsOfACompletion) {
   EXPECT_EQ(logprobs.at("token_logprobs"), Json({-0.5, -0.5}));
   EXPECT_EQ(logprobs.at("top_logprobs").at(1), Json({{"b", -0.5}}));
   EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1}));
+}
+
+TEST_F(ApiGenerate, AnEchoWithLogprobsScoresThePrompt) {
+  engine->set_scripts({script("b"), script("c")});
+  Json body = completion("h\u00e9y");
+  body["echo"] = true;
+  body["logprobs"] = 2;
+  body["n"] = 2;
+  Json reply = post_ok(kTextPath, body);
+  for (size_t i = 0; i < 2; ++i) {
+    const Json& choice = reply.at("choices").at(i);
+    EXPECT_EQ(choice.at("text"), i == 0 ? "h\u00e9yb" : "h\u00e9yc");
+    const Json& logprobs = choice.at("logprobs");
+    EXPECT_EQ(logprobs.at("tokens"), Json({"h", "bytes:\\xc3", "bytes:\\xa9", "y", i == 0 ? "b" : "c"}));
+    EXPECT_EQ(logprobs.at("token_logprobs"), Json({nullptr, -0.25, -0.5, -0.75, -0.5}));
+    EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1, 2, 2, 3}));
+    ASSERT_EQ(logprobs.at("top_logprobs").size(), 5u);
+    EXPECT_TRUE(logprobs.at("top_logprobs").at(0).is_null());
+    EXPECT_EQ(logprobs.at("top_logprobs").at(3), Json({{"y", -0.75}, {"z", -1.75}}));
+    EXPECT_FALSE(choice.contains("prompt_logprobs"));
+  }
+  Stream streamed = stream(kTextPath, body);
+  Json tokens = Json::array();
+  for (const Json& chunk : streamed.chunks) {
+    const Json& one = chunk.at("choices").at(0);
+    if (one.at("index") != 1 || one.at("logprobs").is_null()) continue;
+    for (const Json& token : one.at("logprobs").at("token_logprobs")) tokens.push_back(token);
+  }
+  EXPECT_EQ(streamed.text(1), "h\u00e9yc");
+  EXPECT_EQ(tokens, Json({nullptr, -0.25, -0.5, -0.75, -0.5}));
+}
+
+TEST_F(ApiGenerate, AnEchoWithoutNewTokens) {
+  engine->set_scripts({script("more")});
+  Json body = completion("ab");
+  body["echo"] = true;
+  body["logprobs"] = 0;
+  body["max_tokens"] = 0;
+  Json reply = post_ok(kTextPath, body);
+  const Json& choice = reply.at("choices").at(0);
+  EXPECT_EQ(choice.at("text"), "ab");
+  EXPECT_EQ(choice.at("finish_reason"), "length");
+  EXPECT_EQ(choice.at("logprobs").at("token_logprobs"), Json({nullptr, -0.25}));
+  EXPECT_EQ(reply.at("usage").at("completion_tokens"), 0);
+  EXPECT_EQ(stream(kTextPath, body).text(), "ab");
+}
+
+TEST_F(ApiGenerate, PromptLogprobs) {
+  engine->set_scripts({script("x")});
+  Json body = completion("ab");
+  body["prompt_logprobs"] = 1;
+  body["n"] = 2;
+  Json reply = post_ok(kTextPath, body);
+  Json expected = Json::parse(R"([null, {"98": {"logprob": -0.25, "rank": 1, "decoded_token": "b"}}])");
+  EXPECT_EQ(reply.at("choices").at(0).at("prompt_logprobs"), expected);
+  EXPECT_EQ(reply.at("choices").at(1).at("prompt_logprobs"), expected);
+  EXPECT_EQ(reply.at("choices").at(0).at("text"), "x");
+  EXPECT_TRUE(reply.at("choices").at(0).at("logprobs").is_null());
+  EXPECT_EQ(engine->requests().back().sampling.num_prompt_logprobs, -1) << "once is enough";
+
+  body = chat("q");
+  body["prompt_logprobs"] = 0;
+  reply = post_ok(kChatPath, body);
+  ASSERT_EQ(reply.at("prompt_logprobs").size(), std::string("user: q\nassistant: ").size());
+  EXPECT_EQ(reply.at("prompt_logprobs").at(1),
+            Json::parse(R"({"115": {"logprob": -0.25, "rank": null, "decoded_token": "s"}})"));
+}
+
+TEST_F(ApiGenerate, BestOfRepliesTheLikeliest) {
+  engine->set_scripts({script("one"), script("two two"), script("three"), script("four")});
+  engine->set_logprobs({-2.0f, -0.9f, -3.0f, -1.0f});
+  Json body = completion("x");
+  body["best_of"] = 4;
+  body["n"] = 2;
+  Json reply = post_ok(kTextPath, body);
+  ASSERT_EQ(reply.at("choices").size(), 2u);
+  EXPECT_EQ(reply.at("choices").at(0).at("text"), "two two") << "by the mean: its sum is not the greatest";
+  EXPECT_EQ(reply.at("choices").at(1).at("text"), "four");
+  EXPECT_EQ(reply.at("choices").at(1).at("index"), 1);
+  EXPECT_TRUE(reply.at("choices").at(0).at("logprobs").is_null());
+  EXPECT_EQ(reply.at("usage").at("completion_tokens"), 4 + 8 + 6 + 5);
+  EXPECT_EQ(engine->requests().back().sampling.num_logprobs, 0);
+  body["prompt"] = {"a", "b"};
+  body["n"] = 1;
+  reply = post_ok(kTextPath, body);
+  ASSERT_EQ(reply.at("choices").size(), 2u);
+  EXPECT_EQ(reply.at("choices").at(1).at("text"), "two two");
+  body["best_of"] = 1;
+  body["stream"] = true;
+  EXPECT_EQ(stream(kTextPath, body).text(1), "one");
 }
 
 TEST_F(ApiGenerate, AStopStringEndsTheSequenceInTheEngine) {

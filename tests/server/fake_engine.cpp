@@ -49,6 +49,11 @@ void FakeEngine::set_scripts(std::vector<std::vector<int32_t>> scripts) {
   scripts_ = std::move(scripts);
 }
 
+void FakeEngine::set_logprobs(std::vector<float> logprobs) {
+  std::lock_guard lock(mutex_);
+  logprobs_ = std::move(logprobs);
+}
+
 void FakeEngine::pause() {
   std::lock_guard lock(mutex_);
   paused_ = true;
@@ -110,28 +115,56 @@ void FakeEngine::play_round() {
   }
 }
 
+namespace {
+
+// The token itself is the likeliest, then the ones with the next ids.
+struct Tops {
+  Tops(int32_t token, int32_t num_logprobs, float logprob)
+      : count(static_cast<size_t>(std::max(0, num_logprobs))) {
+    for (size_t i = 0; i < count; ++i) {
+      ids[i] = token + static_cast<int32_t>(i);
+      logprobs[i] = logprob - static_cast<float>(i);
+    }
+  }
+  size_t count;
+  std::array<int32_t, 20> ids;
+  std::array<float, 20> logprobs;
+};
+
+}  // namespace
+
+// A quarter less for each position.
+void FakeEngine::score_prompt(sched::SequenceId id, const Running& running) {
+  const sched::SequenceRequest& request = running.request;
+  for (size_t i = 1; i < request.prompt.size(); ++i) {
+    const float logprob = -0.25f * static_cast<float>(i);
+    const Tops tops(request.prompt[i], request.sampling.num_prompt_logprobs, logprob);
+    running.sink->on_generated({.id = id,
+                                .token = request.prompt[i],
+                                .prompt_position = static_cast<int32_t>(i),
+                                .logprob = logprob,
+                                .top_ids = {tops.ids.data(), tops.count},
+                                .top_logprobs = {tops.logprobs.data(), tops.count}});
+  }
+}
+
 // One token; false after the last.
 bool FakeEngine::step(sched::SequenceId id, Running& running) {
   const sched::SamplingParams& sampling = running.request.sampling;
+  if (running.next == 0 && sampling.num_prompt_logprobs >= 0) score_prompt(id, running);
   int32_t token = running.script[std::min(running.next++, running.script.size() - 1)];
   if (token < 0) token = sampling.end_token_ids.empty() ? 0 : sampling.end_token_ids.front();
   bool is_end = std::count(sampling.end_token_ids.begin(), sampling.end_token_ids.end(), token) > 0;
   auto finish = sched::FinishReason::kNone;
   if (static_cast<int32_t>(running.next) >= sampling.max_tokens) finish = sched::FinishReason::kLength;
   if (is_end) finish = sched::FinishReason::kStop;
-  // The token itself is the likeliest, then the ones with the next ids.
-  std::array<int32_t, 20> top_ids;
-  std::array<float, 20> top_logprobs;
-  auto num_top = static_cast<size_t>(std::max(0, sampling.num_logprobs));
-  for (size_t i = 0; i < num_top; ++i) {
-    top_ids[i] = token + static_cast<int32_t>(i);
-    top_logprobs[i] = -0.5f - static_cast<float>(i);
-  }
+  const float logprob = logprobs_[sampling.choice % logprobs_.size()];
+  const Tops tops(token, sampling.num_logprobs, logprob);
   running.sink->on_generated({.id = id,
                               .token = token,
-                              .logprob = -0.5f,
-                              .top_ids = {top_ids.data(), num_top},
-                              .top_logprobs = {top_logprobs.data(), num_top},
+                              .logprob = logprob,
+                              .top_ids = {tops.ids.data(), tops.count},
+                              .top_logprobs = {tops.logprobs.data(), tops.count},
                               .finish = finish});
   return finish == sched::FinishReason::kNone;
 }

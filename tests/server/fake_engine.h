@@ -27,6 +27,8 @@ class FakeEngine final : public EnginePort {
   // What sequences yield: script i for choice i modulo the number of scripts; −1 stands for the end token of
   // the request. Ended by max_tokens if that comes first; a script that ends goes on with its last token.
   void set_scripts(std::vector<std::vector<int32_t>> scripts);
+  // Log-probability of each token of choice i, modulo their number; −0.5 at first.
+  void set_logprobs(std::vector<float> logprobs);
   // No tokens until resume().
   void pause();
   void resume();
@@ -50,11 +52,13 @@ class FakeEngine final : public EnginePort {
   void run();
   void play_round();
   bool step(sched::SequenceId id, Running& running);
+  void score_prompt(sched::SequenceId id, const Running& running);
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<sched::SequenceId, Running> running_;
   std::vector<std::vector<int32_t>> scripts_{{-1}};
+  std::vector<float> logprobs_{-0.5f};
   std::vector<sched::SequenceRequest> requests_;
   Status refusal_;
   engine::EngineStats stats_;

@@ -94,6 +94,39 @@ def test_logprobs(client, model):
     check("".join(logprobs.tokens) == reply.choices[0].text, "the tokens are not the text")
 
 
+def test_scores(client, model):
+    complete = client.completions.create
+    reply = complete(model=model, prompt="The capital of France is", max_tokens=3, temperature=0, echo=True, logprobs=1)
+    text, logprobs = reply.choices[0].text, reply.choices[0].logprobs
+    check(text.startswith("The capital of France is") and "".join(logprobs.tokens) == text, f"echoed {text!r}")
+    check(logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None, "the first token is scored")
+    check(len(logprobs.token_logprobs) == reply.usage.total_tokens, "a token without a score")
+    scored = complete(model=model, prompt=text, max_tokens=0, echo=True, logprobs=1).choices[0]
+    check(scored.text == text, f"echoed {scored.text!r}")
+    if scored.logprobs.tokens == logprobs.tokens:
+        for once, again in zip(logprobs.token_logprobs[1:], scored.logprobs.token_logprobs[1:]):
+            check(abs(once - again) < 0.05, f"written {logprobs.token_logprobs}, read {scored.logprobs.token_logprobs}")
+    best = complete(model=model, prompt="Once", max_tokens=6, seed=3, best_of=4)
+    check(len(best.choices) == 1 and best.usage.completion_tokens > 6, "best_of")
+
+
+def test_token_rules(client, model):
+    def complete(**fields):
+        return client.completions.create(
+            model=model, prompt="One, two, three,", max_tokens=12, temperature=0, logprobs=0, **fields).choices[0]
+
+    plain = complete()
+    word = next(token.strip() for token in plain.logprobs.tokens if token.strip().isalpha())
+    tokens = [token.strip() for token in complete(extra_body={"bad_words": [word]}).logprobs.tokens]
+    check(word not in tokens, f"{word!r} was generated: {tokens}")
+    tokens = complete(extra_body={"no_repeat_ngram_size": 1}).logprobs.tokens
+    check(len(set(tokens)) == len(tokens), f"repeated in {tokens}")
+    tokens = complete(extra_body={"allowed_token_ids": [100, 200], "min_tokens": 4}).logprobs.tokens
+    check(0 < len(set(tokens)) <= 2, f"two tokens were allowed, not {tokens}")
+    tokens = complete(logit_bias={"300": 100}).logprobs.tokens
+    check(len(set(tokens)) == 1, f"one token was favoured, not {tokens}")
+
+
 def test_errors(client, model):
     chat = client.chat.completions.create
     expect_error(openai.NotFoundError, "model", lambda: chat(model="no-such-model", messages=QUESTION))
@@ -117,6 +150,8 @@ def main():
     test_chat_stream(client, model, answer)
     test_completions(client, model)
     test_logprobs(client, model)
+    test_scores(client, model)
+    test_token_rules(client, model)
     test_errors(client, model)
     print(f"openai_client_test: openai {openai.__version__} and {model} agree; the answer was {answer!r}")
 

@@ -23,7 +23,8 @@ TEST(RequestParser, ChatWithEverything) {
     "stop": ["x", "y"], "stop_token_ids": [1, 2], "seed": -1, "presence_penalty": 1, "frequency_penalty": -1,
     "repetition_penalty": 1.5, "logprobs": true, "top_logprobs": 4, "ignore_eos": true, "min_tokens": 2,
     "include_stop_str_in_output": true, "skip_special_tokens": false, "stream": true,
-    "stream_options": {"include_usage": true}, "priority": -3, "chat_template_kwargs": {"k": [1]}})");
+    "stream_options": {"include_usage": true}, "priority": -3, "chat_template_kwargs": {"k": [1]},
+    "logit_bias": {"5": 1.5}, "allowed_token_ids": [3, 4], "bad_words": ["x"], "no_repeat_ngram_size": 2})");
   EXPECT_EQ(spec.chat.messages_json,
             R"([{"content":"be brief","role":"system"},{"content":"a\nb","name":"ann","role":"user"}])");
   EXPECT_EQ(spec.chat.kwargs_json, R"({"k":[1]})");
@@ -36,6 +37,12 @@ TEST(RequestParser, ChatWithEverything) {
   EXPECT_EQ(spec.stop, (std::vector<std::string>{"x", "y"}));
   EXPECT_EQ(spec.stop_token_ids, (std::vector<int32_t>{1, 2}));
   EXPECT_EQ(spec.num_logprobs, 4);
+  ASSERT_EQ(spec.logit_bias.size(), 1u);
+  EXPECT_EQ(spec.logit_bias[0].token, 5);
+  EXPECT_EQ(spec.logit_bias[0].bias, 1.5f);
+  EXPECT_EQ(spec.allowed_token_ids, (std::vector<int32_t>{3, 4}));
+  EXPECT_EQ(spec.bad_words, (std::vector<std::string>{"x"}));
+  EXPECT_EQ(spec.no_repeat_ngram_size, 2);
   EXPECT_EQ(spec.priority, -3);
   EXPECT_TRUE(spec.ignore_eos && spec.include_stop && spec.stream && spec.include_usage);
   EXPECT_FALSE(spec.skip_special_tokens);
@@ -55,6 +62,14 @@ TEST(RequestParser, LogprobsOfNoneAndOfTheTokenAlone) {
                   R"({"model": "m", "messages": [{"role": "user", "content": ""}], "logprobs": true})")
                 .num_logprobs,
             0);
+}
+
+TEST(RequestParser, BestOfCountsSequences) {
+  GenerateSpec spec = parse(Endpoint::kCompletions,
+                            R"({"model": "m", "prompt": "a", "n": 2, "best_of": 5, "prompt_logprobs": 3})");
+  EXPECT_EQ(spec.num_sequences(), 5);
+  EXPECT_EQ(spec.num_prompt_logprobs, 3);
+  EXPECT_EQ(parse(Endpoint::kCompletions, R"({"model": "m", "prompt": "a", "n": 2})").num_sequences(), 2);
 }
 
 TEST(RequestParser, TheFourShapesOfAPrompt) {
