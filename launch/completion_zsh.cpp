@@ -91,7 +91,10 @@ std::string zsh_completion(const CommandEntry& program) {
                 ? function_of(command) + "() {\n" + arguments_call(command, "") + "\n}\n\n"
                 : branch_function(command);
   });
-  return text + function_of(program) + " \"$@\"\n";
+  // Found by compinit, the file is the body of a function _llm-dist; sourced, it declares what completes.
+  std::string function = function_of(program);
+  return text + "if [[ $funcstack[1] == _llm-dist ]]; then\n  " + function + " \"$@\"\nelse\n  compdef " +
+         function + " llm-dist\nfi\n";
 }
 
 }  // namespace llm_dist::launch

@@ -93,11 +93,11 @@ class Bash(Folder):
 
 
 class Zsh(Folder):
-    def test_flags_by_their_beginning(self):
-        """Zsh completes only for a terminal: it gets one, and a tabulator."""
+    """Zsh completes only for a terminal: it gets one, and a tabulator."""
+
+    def complete(self, before, after):
         needs("zsh")
-        self.script("zsh", "_llm-dist")
-        setup = (f"fpath=({self.folder} $fpath); autoload -Uz compinit; compinit -u -d {self.folder}/dump; "
+        setup = (f"{before} autoload -Uz compinit; compinit -u -d {self.folder}/dump; {after} "
                  "setopt no_beep; LISTMAX=1000; PS1='rea''dy> '\n")
         pid, terminal = pty.fork()
         if pid == 0:
@@ -115,6 +115,13 @@ class Zsh(Folder):
         finally:
             os.close(terminal)
             os.waitpid(pid, 0)
+
+    def test_found_by_compinit(self):
+        self.script("zsh", "_llm-dist")
+        self.complete(f"fpath=({self.folder} $fpath);", "")
+
+    def test_sourced(self):
+        self.complete("", f"source {self.script('zsh')};")
 
     def expect(self, terminal, words):
         self.seen = getattr(self, "seen", "")
