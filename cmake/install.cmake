@@ -10,6 +10,12 @@ set(llm_dist_library_folder lib/llm-dist)
 set(llm_dist_host_libraries "^ld-linux" "^lib(c|m|dl|rt|pthread|mvec|gcc_s|stdc\\+\\+)\\.so")
 set(llm_dist_system_folders "^/lib" "^/usr/lib")
 
+# Where one library from outside needs another and does not say where that is.
+set(llm_dist_search_folders "")
+foreach(prefix ${CMAKE_PREFIX_PATH})
+  list(APPEND llm_dist_search_folders ${prefix}/lib ${prefix}/lib64 ${prefix}/lib/${CMAKE_LIBRARY_ARCHITECTURE})
+endforeach()
+
 set_target_properties(llm-dist PROPERTIES
                       INSTALL_RPATH "$ORIGIN/../${llm_dist_library_folder};${CMAKE_INSTALL_RPATH}")
 install(TARGETS llm-dist RUNTIME_DEPENDENCY_SET llm_dist_libraries RUNTIME DESTINATION bin COMPONENT program)
@@ -21,11 +27,12 @@ if(LLM_DIST_BUNDLE)
   " COMPONENT program)
   install(RUNTIME_DEPENDENCY_SET llm_dist_libraries
           PRE_EXCLUDE_REGEXES ${llm_dist_host_libraries} POST_EXCLUDE_REGEXES ${llm_dist_system_folders}
+          DIRECTORIES ${llm_dist_search_folders}
           LIBRARY DESTINATION ${llm_dist_library_folder} COMPONENT program)
   # Those of the system's folders, and not the ones above again.
   install(RUNTIME_DEPENDENCY_SET llm_dist_libraries
           PRE_EXCLUDE_REGEXES ${llm_dist_host_libraries} POST_INCLUDE_REGEXES ${llm_dist_system_folders}
-          POST_EXCLUDE_REGEXES "."
+          POST_EXCLUDE_REGEXES "." DIRECTORIES ${llm_dist_search_folders}
           LIBRARY DESTINATION ${llm_dist_library_folder} COMPONENT libraries EXCLUDE_FROM_ALL)
 endif()
 
