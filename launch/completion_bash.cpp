@@ -16,6 +16,7 @@ std::string quoted(const std::string& text) { return "'" + text + "'"; }
 // The words that a case of the shell compares with: '/serve --port' | '/serve --max-num-seqs'.
 std::string pattern_of(const CommandEntry& command, const std::vector<std::string>& names) {
   std::vector<std::string> patterns;
+  patterns.reserve(names.size());
   for (const std::string& name : names) patterns.push_back(quoted(key_of(command) + " " + name));
   return joined(patterns, " | ");
 }

@@ -68,6 +68,7 @@ std::string sentence(const std::string& text) { return escaped(text) + (text.bac
 
 std::string entry_text(const FlagEntry& entry, bool is_flag) {
   std::vector<std::string> names;
+  names.reserve(entry.names.size());
   for (const std::string& name : entry.names) names.push_back(is_flag ? bold(name) : italic(name));
   std::string text = ".TP\n" + joined(names, ", ");
   if (is_flag && entry.kind != ValueKind::kNone)
