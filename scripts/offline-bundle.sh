@@ -27,7 +27,7 @@ done
 [ -z "$(git status --porcelain --untracked-files=no)" ] || fail "the bundle holds HEAD: commit or stash your changes first"
 
 scripts/deps.sh
-export PATH="$PATH:$HOME/.cargo/bin"
+add_rust_to_path
 bundle=$repo_dir/build/offline/llm-dist-offline
 rm -rf "$repo_dir/build/offline"
 mkdir -p "$bundle/source/.deps" "$bundle/text"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds llm-dist from this folder, without a network and without Rust, and says first what this host lacks.
 # usage: ./install.sh [--prefix DIR] [--jobs N] [-- CMAKE-ARGUMENT…]
-#   --prefix DIR  also install there: DIR/bin/llm-dist and DIR/lib/llm-dist. What the bundle brought along stays in use where
-#                 it was unpacked: keep the folder
+#   --prefix DIR  also install there, with the libraries that the bundle brought along. Its CUDA stays in use where it was
+#                 unpacked: with --cuda, keep the folder
 #   --jobs N      compiler processes at once; as many as cores and memory allow unless said otherwise
 #   -- …          to CMake, for example -- -D LLM_DIST_CUDA_ARCHITECTURES=100a
 bundle=$(cd "$(dirname "$0")" && pwd)

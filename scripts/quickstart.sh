@@ -32,7 +32,7 @@ if $with_cuda; then
   cmake_flags=(-D LLM_DIST_CUDA=ON)
 fi
 scripts/deps.sh "${deps_flags[@]}"
-export PATH="$PATH:$HOME/.cargo/bin"
+add_rust_to_path
 
 phase "Building (release)"
 if [ -z "${CXX:-}" ] && command -v ccache >/dev/null; then export CCACHE_DIR=${CCACHE_DIR:-$HOME/.cache/ccache}; fi

@@ -14,7 +14,7 @@ esac
 
 cd "$repo_dir"
 scripts/deps.sh --test --cuda
-export PATH="$PATH:$HOME/.cargo/bin"
+add_rust_to_path
 jobs=$(jobs_that_fit)
 # Open MPI refuses root, and more ranks than cores, unless told.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1

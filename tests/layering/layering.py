@@ -43,7 +43,7 @@ VENDOR = [
     (r"oneapi/dnnl/.*|dnnl\.hpp?", ["kernels/cpu"]),
     (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),
     (r"hwloc\.h", ["launch"]),
-    (r"CLI/.*", ["launch"]),
+    (r"CLI/.*", ["launch", "tests/launch"]),
     (r"openssl/.*", ["src/http", "comm/tcp", "tests/http"]),
     (r"sqlite3\.h", ["cluster/store", "tests/cluster"]),
 ]
