@@ -1,5 +1,5 @@
 // `llm-dist bench`: latency and throughput of the engine itself, without HTTP, and its parts alone, each
-// beside what the machine could do.
+// beside what the machine could do; and a server under load.
 #include "launch/bench.h"
 
 #include <CLI/CLI.hpp>
@@ -63,6 +63,7 @@ RunCommand add_bench(CLI::App& program) {
   bench->require_subcommand(1);
   std::vector<BenchCommand> commands = {add_bench_latency(*bench),
                                         add_bench_throughput(*bench),
+                                        add_bench_serve(*bench),
                                         add_bench_kernels(*bench),
                                         add_bench_comm(*bench)};
   return [commands] {

@@ -15,6 +15,7 @@ using RunCommand = std::function<int()>;
 
 RunCommand add_serve(CLI::App& program);
 RunCommand add_generate(CLI::App& program);
+RunCommand add_chat(CLI::App& program);
 RunCommand add_bench(CLI::App& program);
 RunCommand add_plan(CLI::App& program);
 RunCommand add_convert(CLI::App& program);

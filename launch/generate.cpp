@@ -9,6 +9,7 @@
 #include "launch/commands.h"
 #include "launch/local_text.h"
 #include "launch/rank_process.h"
+#include "launch/sampling_flags.h"
 #include "launch/text_model.h"
 #include "src/text/detokenizer.h"
 
@@ -19,12 +20,8 @@ struct GenerateFlags {
   EngineFlags engine;
   BatchFlags batch;
   std::string prompt;
+  SamplingFlags sampling;
   bool chat = false;
-  int32_t max_tokens = 128;
-  double temperature = 0.0;
-  double top_p = 1.0;
-  int32_t top_k = 0;
-  uint64_t seed = 0;
   bool ignore_eos = false;
 };
 
@@ -40,14 +37,10 @@ Result<std::string> prompt_text(const GenerateFlags& flags, const TextModel& tex
 constexpr int kIncompleteExitCode = 75;  // EX_TEMPFAIL: run it again
 
 sched::SamplingParams sampling_of(const GenerateFlags& flags, const RankProcess& process) {
-  sched::SamplingParams sampling;
-  sampling.temperature = static_cast<float>(flags.temperature);
-  sampling.top_p = static_cast<float>(flags.top_p);
-  sampling.top_k = flags.top_k;
-  sampling.seed = flags.seed;
-  sampling.max_tokens = flags.max_tokens;
+  std::vector<int32_t> end_tokens;
+  if (!flags.ignore_eos) end_tokens = process.checkpoint().config().eos_ids;
+  sched::SamplingParams sampling = sampling_of(flags.sampling, std::move(end_tokens));
   sampling.ignore_eos = flags.ignore_eos;
-  if (!flags.ignore_eos) sampling.end_token_ids = process.checkpoint().config().eos_ids;
   return sampling;
 }
 
@@ -151,13 +144,7 @@ RunCommand add_generate(CLI::App& program) {
                   "Seconds that running lines get when a signal ends the batch")
       ->capture_default_str();
   app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template");
-  app->add_option("--max-tokens", flags->max_tokens)->check(CLI::PositiveNumber)->capture_default_str();
-  app->add_option("--temperature", flags->temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app->add_option("--top-p", flags->top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  app->add_option("--top-k", flags->top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app->add_option("--seed", flags->seed)->capture_default_str();
+  add_sampling_flags(*app, flags->sampling);
   app->add_flag("--ignore-eos", flags->ignore_eos, "Go on to --max-tokens");
   app->footer(
       "Examples:\n"

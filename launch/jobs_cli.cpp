@@ -11,6 +11,7 @@
 
 #include "cluster/store/job.h"
 #include "launch/commands.h"
+#include "launch/server_access.h"
 #include "src/base/format.h"
 #include "src/http/client.h"
 #include "src/http/digest.h"
@@ -49,12 +50,8 @@ Result<http::Response> ask(const Connection& connection,
       http::request(
           {.method = method, .url = connection.url + path, .headers = std::move(headers), .body = body},
           Deadline::after_seconds(kRequestSeconds)));
-  if (response.status < 400) return response;
-  json error = json::parse(response.body, nullptr, false);
-  std::string message = response.body;
-  if (error.is_object() && error.contains("error") && error["error"].is_object())
-    message = error["error"].value("message", message);
-  return response.status >= 500 ? unavailable(message) : invalid_argument(message);
+  RETURN_IF_ERROR(status_of(response));
+  return response;
 }
 
 // A coordinator that is away, or an answer that got lost, is asked again: jobs outlive restarts of it. Only

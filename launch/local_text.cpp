@@ -1,5 +1,7 @@
 #include "launch/local_text.h"
 
+#include <algorithm>
+
 namespace llm_dist::launch {
 
 void LocalSequence::on_generated(const engine::Generated& generated) {
@@ -11,7 +13,7 @@ void LocalSequence::on_generated(const engine::Generated& generated) {
   }
   if (generated.error != nullptr) error_ = *generated.error;
   finish_ = generated.finish;
-  if (finish_ != sched::FinishReason::kNone) done_.notify_all();
+  if (finish_ != sched::FinishReason::kNone || wants_tokens_) done_.notify_all();
 }
 
 Status LocalSequence::wait() {
@@ -19,6 +21,20 @@ Status LocalSequence::wait() {
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] { return finish_ != sched::FinishReason::kNone; });
   return error_;
+}
+
+bool LocalSequence::wait_for_more(size_t known, Duration at_most) {
+  std::unique_lock lock(mutex_);
+  wants_tokens_ = true;
+  auto ended = [&] { return finish_ != sched::FinishReason::kNone; };
+  done_.wait_for(lock, at_most, [&] { return ended() || tokens_.size() > known; });
+  wants_tokens_ = false;
+  return ended();
+}
+
+std::vector<int32_t> LocalSequence::tokens_after(size_t known) const {
+  std::lock_guard lock(mutex_);
+  return {tokens_.begin() + static_cast<ptrdiff_t>(std::min(known, tokens_.size())), tokens_.end()};
 }
 
 std::vector<int32_t> LocalSequence::tokens() const {

@@ -18,6 +18,9 @@ class LocalSequence : public engine::SequenceSink {
 
   // Waits for the end; the error it ended with, if any.
   Status wait();
+  // Waits until there are more than `known` tokens, for a while at most. Whether it has ended.
+  bool wait_for_more(size_t known, Duration at_most);
+  std::vector<int32_t> tokens_after(size_t known) const;
   std::vector<int32_t> tokens() const;
   sched::FinishReason finish() const;
   // now_ns() of each token.
@@ -27,6 +30,7 @@ class LocalSequence : public engine::SequenceSink {
   std::function<void(int32_t)> on_token_;
   mutable std::mutex mutex_;
   std::condition_variable done_;
+  bool wants_tokens_ = false;  // somebody waits for more than the end
   std::vector<int32_t> tokens_;
   std::vector<int64_t> times_;
   sched::FinishReason finish_ = sched::FinishReason::kNone;

@@ -94,12 +94,14 @@ int main(int argc, char** argv) {
       "Examples:\n"
       "  llm-dist generate model.gguf --prompt 'Once upon a time'\n"
       "  mpirun -np 2 llm-dist serve model.gguf --tp 2\n"
+      "  llm-dist chat --base-url http://127.0.0.1:8000\n"
       "  llm-dist plan path/to/Llama-3.1-8B --tp 4 --memory 80GiB\n"
       "  llm-dist bench latency model.gguf --batch 1,8 --input-len 128 --output-len 64\n"
       "Each command has a --help of its own.");
   std::map<std::string, llm_dist::launch::RunCommand> commands = {
       {"serve", llm_dist::launch::add_serve(program)},
       {"generate", llm_dist::launch::add_generate(program)},
+      {"chat", llm_dist::launch::add_chat(program)},
       {"bench", llm_dist::launch::add_bench(program)},
       {"plan", llm_dist::launch::add_plan(program)},
       {"convert", llm_dist::launch::add_convert(program)},

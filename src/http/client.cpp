@@ -1,114 +1,39 @@
 #include "src/http/client.h"
 
-#include <array>
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/connect.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
-#include <boost/asio/ssl.hpp>
-#include <boost/asio/use_awaitable.hpp>
+#include <exception>
 #include <optional>
-#include <vector>
 
 #include "src/base/format.h"
-#include "src/http/message_parser.h"
-#include "src/http/transport.h"
-#include "src/http/url.h"
+#include "src/http/client_connection.h"
 
 namespace llm_dist::http {
-namespace {
-
-constexpr auto kResult = asio::as_tuple(asio::use_awaitable);
-using Endpoint = asio::generic::stream_protocol::endpoint;
-
-std::string request_head(const ClientRequest& request, const Url& url) {
-  std::string head = format("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, url.target, url.authority);
-  for (const auto& [name, value] : request.headers) head += format("{}: {}\r\n", name, value);
-  bool has_body = !request.body.empty() || request.method == "POST" || request.method == "PUT";
-  if (has_body) head += format("Content-Length: {}\r\n", request.body.size());
-  return head + "\r\n";
-}
-
-// A field name or value with a line break would become fields of its own.
-Status check_fields(const ClientRequest& request) {
-  auto broken = [](std::string_view text) {
-    return text.find_first_of(std::string_view("\r\n\0", 3)) != text.npos;
-  };
-  if (broken(request.method) || broken(request.url) || request.method.empty())
-    return invalid_argument("an HTTP method or URL holds a line break");
-  for (const auto& [name, value] : request.headers)
-    if (broken(name) || broken(value))
-      return invalid_argument(format("the header {} holds a line break", name));
-  return ok_status();
-}
-
-}  // namespace
 
 class Client::Impl {
  public:
-  explicit Impl(ClientOptions options) : options_(std::move(options)) {}
+  explicit Impl(ClientOptions options) : setup_(std::move(options)) {}
 
   Result<Response> exchange(const ClientRequest& request, Deadline deadline, const OnData* on_data);
 
  private:
-  struct Call {
-    const ClientRequest& request;
-    const Url& url;
-    const OnData* on_data;
-    ResponseParser* parser = nullptr;
-    std::string body;
-    std::optional<Result<Response>> outcome;
-    bool got_bytes = false;
-  };
-
-  void run(Call& call, Deadline deadline);
-  asio::awaitable<void> perform(Call& call);
-  asio::awaitable<Status> connect(const Url& url);
-  asio::awaitable<Result<std::vector<Endpoint>>> resolve(const Url& url);
-  asio::awaitable<Status> write_all(std::string_view bytes);
-  asio::awaitable<Result<Response>> read_response(Call& call);
-  asio::awaitable<Status> read_into(ResponseParser& parser, Call& call);
-  bool take_body(Call& call, std::string_view piece);
-  Response finish(Call& call);
-  Status ensure_tls();
-  void cancel();
-  void disconnect();
-
-  ClientOptions options_;
+  ClientSetup setup_;
   asio::io_context context_{1};
-  asio::ip::tcp::resolver resolver_{context_};
-  std::unique_ptr<asio::ssl::context> tls_;
-  std::optional<StreamSocket> connecting_;
-  std::unique_ptr<Transport> transport_;
-  std::string connected_to_;  // Url::origin() of transport_
-  std::string inbound_;
-  std::array<char, 16 << 10> buffer_;
+  ClientConnection connection_{context_, setup_};
 };
 
+// Runs the coroutine on this thread until it is done or the deadline has passed.
 Result<Response> Client::Impl::exchange(const ClientRequest& request,
                                         Deadline deadline,
                                         const OnData* on_data) {
-  RETURN_IF_ERROR(check_fields(request));
-  ASSIGN_OR_RETURN(Url url, parse_url(request.url));
-  if (url.tls) RETURN_IF_ERROR(ensure_tls());
-  if (connected_to_ != url.origin()) disconnect();
-  const bool reused = transport_ != nullptr;
-  Call call{.request = request, .url = url, .on_data = on_data, .body = {}, .outcome = {}};
-  run(call, deadline);
-  // A server may close a kept connection just as it is used again; nothing was answered then, so try once
-  // more.
-  bool stale = reused && call.outcome->status().code() == StatusCode::kUnavailable && !call.got_bytes;
-  if (stale) run(call, deadline);
-  return std::move(*call.outcome);
-}
-
-// Runs the coroutine on this thread until it is done or the deadline has passed.
-void Client::Impl::run(Call& call, Deadline deadline) {
+  ASSIGN_OR_RETURN(Url url, check_request(request));
+  if (url.tls) RETURN_IF_ERROR(setup_.ensure_tls());
+  std::optional<Result<Response>> outcome;
   bool done = false;
   std::exception_ptr failure;
-  call.outcome.reset();
-  asio::co_spawn(context_, perform(call), [&](std::exception_ptr error) {
+  auto perform = [&]() -> asio::awaitable<void> {
+    outcome = co_await connection_.exchange(request, url, on_data);
+  };
+  asio::co_spawn(context_, perform(), [&](std::exception_ptr error) {
     failure = error;
     done = true;
   });
@@ -116,157 +41,15 @@ void Client::Impl::run(Call& call, Deadline deadline) {
   while (!done && context_.run_one_until(deadline.when()) != 0) {
   }
   const bool late = !done;
-  if (late) cancel();
+  if (late) connection_.cancel();
   // The coroutine refers to this frame, so it has to end before we return.
   while (!done && context_.run_one() != 0) {
   }
-  if (failure || !call.outcome->ok()) disconnect();
+  if (failure || late) connection_.disconnect();
   // What a callback of the caller threw.
   if (failure) std::rethrow_exception(failure);
-  if (late)
-    call.outcome = deadline_exceeded(format("no complete response from {} in time", call.url.authority));
-}
-
-asio::awaitable<void> Client::Impl::perform(Call& call) {
-  if (!transport_) {
-    Status connected = co_await connect(call.url);
-    if (!connected.ok()) {
-      call.outcome = connected;
-      co_return;
-    }
-  }
-  std::string bytes = request_head(call.request, call.url) + call.request.body;
-  Status written = co_await write_all(bytes);
-  // A server that refuses a large body answers before it has read it all, so read in any case.
-  Result<Response> response = co_await read_response(call);
-  call.outcome = !response.ok() && !written.ok() ? Result<Response>(written) : std::move(response);
-}
-
-asio::awaitable<Result<Response>> Client::Impl::read_response(Call& call) {
-  const bool head_request = call.request.method == "HEAD";
-  while (true) {
-    ResponseParser parser({options_.max_header_bytes, options_.max_body_bytes},
-                          head_request,
-                          [this, &call](std::string_view piece) { return take_body(call, piece); });
-    call.parser = &parser;
-    Status read = co_await read_into(parser, call);
-    if (!read.ok()) co_return read;
-    // 100 Continue and its like announce the real response.
-    if (parser.response().status >= 200) co_return finish(call);
-  }
-}
-
-asio::awaitable<Status> Client::Impl::read_into(ResponseParser& parser, Call& call) {
-  while (true) {
-    inbound_.erase(0, parser.feed(inbound_));
-    if (parser.stopped() || parser.done()) co_return ok_status();
-    if (parser.error().status != 0) co_return internal_error(parser.error().message);
-    IoResult result = co_await transport_->read_some(asio::buffer(buffer_));
-    if (result.error) {
-      parser.feed_eof();
-      if (parser.done()) co_return ok_status();
-      co_return unavailable(
-          format("{} closed the connection: {}", call.url.authority, result.error.message()));
-    }
-    call.got_bytes = true;
-    inbound_.append(buffer_.data(), result.bytes);
-  }
-}
-
-bool Client::Impl::take_body(Call& call, std::string_view piece) {
-  int status = call.parser->response().status;
-  if (call.on_data && status >= 200 && status < 300) return (*call.on_data)(piece);
-  call.body += piece;
-  return true;
-}
-
-Response Client::Impl::finish(Call& call) {
-  Response response = std::move(call.parser->response());
-  response.body = std::move(call.body);
-  if (!call.parser->keep_alive() || !inbound_.empty()) disconnect();
-  return response;
-}
-
-asio::awaitable<Result<std::vector<Endpoint>>> Client::Impl::resolve(const Url& url) {
-  std::vector<Endpoint> endpoints;
-  if (!url.uds_path.empty()) {
-    if (url.uds_path.size() >= sizeof(sockaddr_un::sun_path))
-      co_return invalid_argument(format("the Unix socket path {} is too long", url.uds_path));
-    endpoints.emplace_back(asio::local::stream_protocol::endpoint(url.uds_path));
-    co_return endpoints;
-  }
-  ErrorCode not_an_address;
-  auto address = asio::ip::make_address(url.host, not_an_address);
-  if (!not_an_address) {
-    endpoints.emplace_back(asio::ip::tcp::endpoint(address, url.port));
-    co_return endpoints;
-  }
-  auto [error, found] = co_await resolver_.async_resolve(url.host, std::to_string(url.port), kResult);
-  if (error) co_return unavailable(format("cannot resolve {}: {}", url.host, error.message()));
-  for (const auto& entry : found) endpoints.emplace_back(entry.endpoint());
-  co_return endpoints;
-}
-
-asio::awaitable<Status> Client::Impl::connect(const Url& url) {
-  Result<std::vector<Endpoint>> endpoints = co_await resolve(url);
-  if (!endpoints.ok()) co_return endpoints.status();
-  ErrorCode error = asio::error::not_found;
-  for (const Endpoint& endpoint : *endpoints) {
-    connecting_.emplace(context_);
-    auto [failed] = co_await connecting_->async_connect(endpoint, kResult);
-    error = failed;
-    if (!error || error == asio::error::operation_aborted) break;
-  }
-  const std::string& where = url.uds_path.empty() ? url.authority : url.uds_path;
-  if (error) co_return unavailable(format("cannot connect to {}: {}", where, error.message()));
-  tune_socket(*connecting_);
-  transport_ = url.tls ? make_tls_client_transport(std::move(*connecting_), *tls_, url.host)
-                       : make_plain_transport(std::move(*connecting_));
-  connecting_.reset();
-  connected_to_ = url.origin();
-  error = co_await transport_->handshake();
-  if (error) co_return unavailable(format("TLS handshake with {} failed: {}", where, error.message()));
-  co_return ok_status();
-}
-
-asio::awaitable<Status> Client::Impl::write_all(std::string_view bytes) {
-  while (!bytes.empty()) {
-    IoResult result = co_await transport_->write_some(asio::buffer(bytes.data(), bytes.size()));
-    if (result.error) co_return unavailable(format("cannot send the request: {}", result.error.message()));
-    bytes.remove_prefix(result.bytes);
-  }
-  co_return ok_status();
-}
-
-Status Client::Impl::ensure_tls() {
-  if (tls_) return ok_status();
-  auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_client);
-  context->set_verify_mode(asio::ssl::verify_peer);
-  ErrorCode error;
-  if (options_.tls_ca_file.empty()) {
-    context->set_default_verify_paths(error);
-  } else {
-    context->load_verify_file(options_.tls_ca_file, error);
-  }
-  if (error) return invalid_argument(format("cannot load the certificates to trust: {}", error.message()));
-  tls_ = std::move(context);
-  return ok_status();
-}
-
-// What is pending ends with an error.
-void Client::Impl::cancel() {
-  ErrorCode ignored;
-  resolver_.cancel();
-  if (connecting_) connecting_->close(ignored);
-  if (transport_) transport_->close();
-}
-
-void Client::Impl::disconnect() {
-  cancel();
-  connecting_.reset();
-  transport_.reset();
-  connected_to_.clear();
-  inbound_.clear();
+  if (late) return deadline_exceeded(format("no complete response from {} in time", url.authority));
+  return std::move(*outcome);
 }
 
 Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
