@@ -41,6 +41,12 @@ bool KeyCheck::allows(const http::Request& request) const {
   return allowed;
 }
 
+bool KeyCheck::occurs_in(std::string_view text) const {
+  return std::any_of(keys_.begin(), keys_.end(), [&](const std::string& key) {
+    return text.find(key) != std::string_view::npos;
+  });
+}
+
 bool is_open_path(const std::string& path) {
   return path == "/livez" || path == "/readyz" || path == "/health" || path == "/version";
 }

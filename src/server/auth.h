@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/status.h"
@@ -18,6 +19,8 @@ class KeyCheck {
   explicit KeyCheck(std::vector<std::string> keys) : keys_(std::move(keys)) {}
   // No key configured, or the right one sent. The time it takes depends on no key's content.
   bool allows(const http::Request& request) const;
+  // Whether a key stands in `text`, which is then not fit to be shown.
+  bool occurs_in(std::string_view text) const;
 
  private:
   std::vector<std::string> keys_;

@@ -25,6 +25,7 @@ constexpr Field kFields[] = {
     {"prompt", kText | kTok, kString | kArray},
     {"tokens", kDetok, kArray},
     {"add_special_tokens", kTok, kBoolean},
+    {"return_token_strs", kTok, kBoolean},
     {"max_tokens", kBoth, kInteger, 1, kMaxInt},
     {"max_completion_tokens", kChat, kInteger, 1, kMaxInt},
     {"temperature", kBoth, kNumber, 0, 2},
