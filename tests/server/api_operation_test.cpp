@@ -105,7 +105,7 @@ TEST_F(ApiLog, NamesEachRequestAndHowItWent) {
   server.reset();
   std::map<std::string, Json> of;
   for (const Json& line : parsed(take()))
-    if (line.contains("request_id")) of[line.at("request_id")] = line;
+    if (line.contains("request_id")) of[line.at("request_id").get<std::string>()] = line;
   ASSERT_TRUE(of.contains("good") && of.contains("bad") && of.contains("split") && of.contains("busy"));
   std::string good = of["good"].at("message");
   EXPECT_EQ(good.rfind("POST /v1/completions 200: 2 prompt tokens, 4 tokens, first after ", 0), 0u) << good;
