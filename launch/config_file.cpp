@@ -99,7 +99,7 @@ class ConfigArguments {
 
   Status check_section(const std::string& section) const {
     bool known = std::find(commands_.begin(), commands_.end(), section) != commands_.end();
-    return known ? ok_status() : unknown("command", "[" + section + "]", commands_);
+    return known ? ok_status() : unknown("command", section, commands_);
   }
 
   Status unknown(const std::string& what,

@@ -210,7 +210,7 @@ class ConfigFile(unittest.TestCase):
 
     def test_mistakes_name_the_nearest(self):
         for text, *words in (("max-modle-len = 3\n", "max-modle-len is no flag of plan", "nearest is max-model-len"),
-                             ("[plna]\ntp = 2\n", "[plna] is no command", "nearest is plan"),
+                             ("[plna]\ntp = 2\n", "plna is no command", "nearest is plan"),
                              ("tp = 2\ntp-size = 3\n", "a second time"),
                              ("help = true\n", "help is no flag")):
             with self.subTest(text=text):
