@@ -27,12 +27,12 @@ struct Sequence {
   int32_t priority = 0;
   TimePoint arrival;
   uint64_t order = 0;
+  TimePoint started_at;  // when it first took a slot
 
   std::vector<int32_t> tokens;  // prompt and delivered output
   int32_t prompt_len = 0;
   int32_t max_len = 0;   // prompt and output, clipped by max_model_len
   bool started = false;  // has held a slot before
-  TimePoint started_at;  // when it first took one
 
   // While it holds a slot. "Ahead" counts what steps in flight will have done.
   int32_t slot = -1;

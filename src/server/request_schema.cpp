@@ -25,7 +25,6 @@ constexpr Field kFields[] = {
     {"prompt", kText | kTok, kString | kArray},
     {"tokens", kDetok, kArray},
     {"add_special_tokens", kTok, kBoolean},
-    {"return_token_strs", kTok, kBoolean},
     {"max_tokens", kBoth, kInteger, 1, kMaxInt},
     {"max_completion_tokens", kChat, kInteger, 1, kMaxInt},
     {"temperature", kBoth, kNumber, 0, 2},
@@ -57,6 +56,7 @@ constexpr Field kFields[] = {
     {"add_generation_prompt", kChat | kTok, kBoolean},
     {"continue_final_message", kChat | kTok, kBoolean},
     {"chat_template_kwargs", kChat | kTok, kObject},
+    {"return_token_strs", kTok, kBoolean},
 
     not_served("best_of", kText, "[1]"),
     not_served("logit_bias", kBoth, "[{}]"),
