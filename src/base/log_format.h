@@ -22,10 +22,7 @@ LogFormat log_format();
 void log_tagged_line(LogLevel level, const std::string& line, std::string_view request_id);
 
 template <typename... Args>
-void log_request(LogLevel level,
-                 std::string_view request_id,
-                 std::string_view pattern,
-                 const Args&... args) {
+void log_request(LogLevel level, std::string_view request_id, std::string_view pattern, const Args&... args) {
   if (log_enabled(level)) log_tagged_line(level, format(pattern, args...), request_id);
 }
 

@@ -23,7 +23,7 @@ class Metrics {
   void observe_e2e_latency(double seconds);      // arrival to last token of one request
   void count_finished(std::string_view reason);  // of one choice: "stop", "length", "abort", "error"
 
-  void count_refused(int status);                // a request that ended with an error
+  void count_refused(int status);  // a request that ended with an error
 
   // The text format 0.0.4. `stats`: null while there is no engine.
   std::string render(const engine::EngineStats* stats) const;

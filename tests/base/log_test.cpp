@@ -1,6 +1,4 @@
 // What log lines look like, for people and for machines.
-#include "src/base/log_format.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "src/base/json_text.h"
+#include "src/base/log_format.h"
 
 namespace llm_dist {
 namespace {
