@@ -1,6 +1,7 @@
 #include "comm/cpu_communicator.h"
 
 #include "comm/reduce.h"
+#include "src/base/clock.h"
 #include "src/device/cpu/cpu_stream.h"
 
 namespace llm_dist::comm {
@@ -47,9 +48,26 @@ void CpuCommunicator::issue(const CollectiveCall& call, device::Stream& stream) 
   device::CpuStream& cpu = device::as_cpu(stream);
   if (call.bytes == 0) return;
   cpu.enqueue([this, call, &cpu] {
+    int64_t begin = now_ns();
     Status status = run(call);
+    note(call.kind, now_ns() - begin);
     if (!status.ok()) cpu.fail(std::move(status));
   });
+}
+
+void CpuCommunicator::note(Collective kind, int64_t ns) {
+  auto index = static_cast<size_t>(kind);
+  calls_[index].fetch_add(1, std::memory_order_relaxed);
+  ns_[index].fetch_add(ns, std::memory_order_relaxed);
+}
+
+CollectiveTimes CpuCommunicator::collective_times() const {
+  CollectiveTimes times;
+  for (size_t i = 0; i < kNumCollectives; ++i) {
+    times.calls[i] = calls_[i].load(std::memory_order_relaxed);
+    times.ns[i] = ns_[i].load(std::memory_order_relaxed);
+  }
+  return times;
 }
 
 void CpuCommunicator::all_reduce(const Tensor& data, ReduceOp op, device::Stream& stream) {

@@ -2,22 +2,16 @@
 // the work runs on the CPU stream's thread, and an error fails the stream.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <string_view>
 
+#include "comm/collective_times.h"
 #include "comm/communicator.h"
 
 namespace llm_dist::comm {
 
-enum class Collective : uint8_t {
-  kAllReduce,
-  kAllGather,
-  kReduceScatter,
-  kBroadcast,
-  kAllToAll,
-  kSend,
-  kRecv,
-};
 std::string_view to_string(Collective kind);
 
 // One call, checked. `count` elements and `bytes` are those of one rank's part (of the whole tensor where the
@@ -40,10 +34,11 @@ struct CollectiveCall {
 std::string to_string(const CollectiveCall& call);  // "all_reduce of 576 bf16"
 
 // A communicator outlives the streams' work that was issued through it, and is used on one stream at a time.
-class CpuCommunicator : public Communicator {
+class CpuCommunicator : public Communicator, public TimesCollectives {
  public:
   explicit CpuCommunicator(CommInfo info) : info_(std::move(info)) {}
   const CommInfo& info() const override { return info_; }
+  CollectiveTimes collective_times() const override;
 
   void all_reduce(const Tensor& data, ReduceOp op, device::Stream& stream) override;
   void all_gather(const Tensor& in, const Tensor& out, device::Stream& stream) override;
@@ -59,8 +54,11 @@ class CpuCommunicator : public Communicator {
 
  private:
   void issue(const CollectiveCall& call, device::Stream& stream);
+  void note(Collective kind, int64_t ns);
 
   CommInfo info_;
+  std::array<std::atomic<uint64_t>, kNumCollectives> calls_{};
+  std::array<std::atomic<int64_t>, kNumCollectives> ns_{};
 };
 
 }  // namespace llm_dist::comm

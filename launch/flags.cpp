@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <numeric>
 
 #include "src/engine/graph_cache.h"
 #include "src/engine/memory_plan.h"
@@ -63,6 +64,9 @@ void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
 
 void add_log_flag(CLI::App& app, EngineFlags& flags) {
   app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
+  app.add_option("--log-format", flags.log_format, "text, or json: an object a line")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -93,6 +97,11 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
 
 void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   add_model_flags(app, flags.model);
+  app.add_option("--config",
+                 flags.config_file,
+                 "A TOML or INI file with flags, as in: max-model-len = 4096; the command line wins")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE");
   add_launch_flags(app, flags.launch);
   ParallelFlags& parallel = flags.parallel;
   auto* group = app.add_option_group("Parallelism");
@@ -105,6 +114,12 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
           "--pp,--pp-size,--pipeline-parallel-size", parallel.pp, "Stages of consecutive layers (0: choose)")
       ->check(CLI::NonNegativeNumber);
   group->add_option("--layout", parallel.layout, "auto or TPxPP")->capture_default_str();
+  group
+      ->add_option("--pp-layer-split",
+                   parallel.pp_layer_split,
+                   "Layers of each stage, for example 14,16 (default: about as many each)")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   group
       ->add_option(
           "--sequence-parallel", parallel.sequence_parallel, "Norms on a share of the tokens: auto, on, off")
@@ -154,7 +169,13 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   group->add_option("--max-num-queued-reqs", scheduler.max_num_queued_reqs, "Requests that may wait")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  group
+      ->add_option("--max-num-queued-tokens",
+                   scheduler.max_num_queued_tokens,
+                   "Tokens of the prompts that wait; the first may be longer (0: no limit)")
+      ->check(CLI::NonNegativeNumber);
   add_log_flag(app, flags);
   app.add_option("--trace-file",
                  flags.trace_file,
@@ -177,6 +198,27 @@ std::vector<int64_t> graph_sizes(const SchedulerFlags& flags, const RankResource
   return sizes;
 }
 
+// The degrees that the flags name; 0: not named.
+Result<parallel::Layout> asked_layout(const ParallelFlags& flags) {
+  parallel::Layout asked{.tp = flags.tp, .pp = flags.pp};
+  if (flags.layout != "auto") {
+    ASSIGN_OR_RETURN(asked, parse_layout(flags.layout));
+  }
+  auto stages = static_cast<int>(flags.pp_layer_split.size());
+  if (stages > 0 && asked.pp > 0 && asked.pp != stages) {
+    return invalid_argument(format("--pp-layer-split names {} stages, but there are {}", stages, asked.pp));
+  }
+  if (stages > 0) asked.pp = stages;
+  return asked;
+}
+
+Status check_layer_split(const std::vector<int64_t>& split, int64_t num_layers) {
+  int64_t sum = std::accumulate(split.begin(), split.end(), int64_t{0});
+  if (split.empty() || sum == num_layers) return ok_status();
+  return invalid_argument(
+      format("--pp-layer-split adds up to {} layers, but the model has {}", sum, num_layers));
+}
+
 }  // namespace
 
 Result<ResolvedOptions> resolve(const EngineFlags& flags,
@@ -186,14 +228,13 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   ResolvedOptions resolved;
   engine::EngineOptions& options = resolved.engine;
 
-  parallel::Layout asked{.tp = flags.parallel.tp, .pp = flags.parallel.pp};
-  if (flags.parallel.layout != "auto") {
-    ASSIGN_OR_RETURN(asked, parse_layout(flags.parallel.layout));
-  }
+  RETURN_IF_ERROR(check_layer_split(flags.parallel.pp_layer_split, config.num_layers));
+  ASSIGN_OR_RETURN(parallel::Layout asked, asked_layout(flags.parallel));
   ASSIGN_OR_RETURN(
       model::LayoutChoice choice,
       model::choose_layout(checkpoint, resources.world_size, resources.ranks_per_node, asked.tp, asked.pp));
   options.layout = choice.layout;
+  options.layer_split = flags.parallel.pp_layer_split;
   options.layout.sequence_parallel = flags.parallel.sequence_parallel == "on";
   resolved.layout_reason = choice.reason;
 

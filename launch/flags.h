@@ -31,6 +31,7 @@ struct ParallelFlags {
   int tp = 0;
   int pp = 0;
   std::string layout = "auto";
+  std::vector<int64_t> pp_layer_split;  // empty: about as many layers a stage
   std::string sequence_parallel = "auto";
   int threads = 0;
   double distributed_timeout_seconds = 600;
@@ -50,17 +51,20 @@ struct SchedulerFlags {
   bool async_scheduling = true;
   std::string policy = "fcfs";
   int64_t max_num_queued_reqs = 1024;
+  int64_t max_num_queued_tokens = 0;
   bool enforce_eager = false;
   std::vector<int64_t> cuda_graph_sizes;  // empty: the device's habit
 };
 
 struct EngineFlags {
+  std::string config_file;  // read before the flags are, by with_config_file
   LaunchFlags launch;
   ModelFlags model;
   ParallelFlags parallel;
   MemoryFlags memory;
   SchedulerFlags scheduler;
   std::string log_level = "info";
+  std::string log_format = "text";
   std::string trace_file;
   std::string profile_file;
 };

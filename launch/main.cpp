@@ -10,24 +10,21 @@
 
 #include "comm/rank_discovery.h"
 #include "launch/commands.h"
+#include "launch/config_file.h"
+#include "launch/near_words.h"
 #include "launch/shell_help.h"
-#include "src/base/log.h"
-#include "src/base/nearest.h"
+#include "src/base/log_format.h"
 
 namespace {
 
-// The nearest known word when it is near enough to be what was meant, else nothing.
-std::string close_match(const std::string& word, const std::vector<std::string>& known) {
-  std::vector<std::string_view> words(known.begin(), known.end());
-  std::string best(llm_dist::nearest_word(word, words));
-  return llm_dist::edit_distance(word, best) * 3 <= static_cast<int>(word.size()) + 2 ? best : "";
-}
+using llm_dist::launch::close_match;
+using llm_dist::launch::known_flags;
 
 // CLI11 refuses short names of two letters; users of other servers type them.
 std::vector<std::string> rewritten_arguments(int argc, char** argv) {
   const std::map<std::string, std::string> kAliases = {{"-tp", "--tp"}, {"-pp", "--pp"}};
   std::vector<std::string> arguments;
-  for (int i = argc - 1; i > 0; --i) {
+  for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
     size_t equals = argument.find('=');
     auto alias = kAliases.find(argument.substr(0, equals));
@@ -36,19 +33,7 @@ std::vector<std::string> rewritten_arguments(int argc, char** argv) {
     }
     arguments.push_back(argument);
   }
-  return arguments;  // last first, as CLI11 takes them
-}
-
-std::vector<std::string> known_flags(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  }
-  for (const CLI::App* group :
-       app.get_subcommands([](const CLI::App* sub) { return sub->get_name().empty(); })) {
-    for (std::string& name : known_flags(*group)) names.push_back(std::move(name));
-  }
-  return names;
+  return arguments;
 }
 
 bool leads_world() {
@@ -65,7 +50,7 @@ std::vector<std::string> command_names(const CLI::App& program) {
 // "Did you mean --tensor-parallel-size?" for each flag that is not known, or for a command that is not.
 void suggest(const CLI::App& program, const std::vector<std::string>& arguments) {
   if (program.get_subcommands().empty() && !arguments.empty()) {
-    const std::string& word = arguments.back();
+    const std::string& word = arguments.front();
     std::string best = close_match(word, command_names(program));
     if (!best.empty())
       std::fprintf(stderr, "%s is no command. Did you mean %s?\n", word.c_str(), best.c_str());
@@ -117,8 +102,14 @@ int main(int argc, char** argv) {
       {"man", llm_dist::launch::add_man(program)},
   };
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
+  auto all = llm_dist::launch::with_config_file(program, arguments);
+  if (!all.ok()) {
+    if (leads_world()) llm_dist::announce(all.status().message());
+    return 1;
+  }
   try {
-    program.parse(std::vector<std::string>(arguments));
+    // CLI11 takes the last one first.
+    program.parse(std::vector<std::string>(all->rbegin(), all->rend()));
   } catch (const CLI::ParseError& error) {
     // Every rank reads the same arguments: one of them says what is wrong.
     std::ostringstream unheard;

@@ -53,7 +53,9 @@ Status plan(const PlanFlags& flags) {
   if (!flags.memory.empty()) {
     ASSIGN_OR_RETURN(memory, parse_bytes("--memory", flags.memory));
   }
-  int asked = std::max(1, flags.engine.parallel.tp) * std::max(1, flags.engine.parallel.pp);
+  const ParallelFlags& parallel = flags.engine.parallel;
+  int stages = std::max(parallel.pp, static_cast<int>(parallel.pp_layer_split.size()));
+  int asked = std::max(1, parallel.tp) * std::max(1, stages);
   int world = flags.gpus > 0 ? flags.gpus : asked;
   ASSIGN_OR_RETURN(
       ResolvedOptions resolved,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -13,7 +14,7 @@
 #include "launch/placement.h"
 #include "launch/profile_report.h"
 #include "launch/trace_file.h"
-#include "src/base/log.h"
+#include "src/base/log_format.h"
 #include "src/checkpoint/progress.h"
 #include "src/engine/engine.h"
 #include "src/model/layout.h"
@@ -63,6 +64,8 @@ comm::HostWorld host_world(comm::World& world, const std::string& interface_name
 Result<std::unique_ptr<RankProcess>> RankProcess::join(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(LogLevel level, parse_log_level(flags.log_level));
   set_log_level(level);
+  ASSIGN_OR_RETURN(LogFormat wanted, parse_log_format(flags.log_format));
+  set_log_format(wanted);
   std::unique_ptr<RankProcess> process(new RankProcess());
   RETURN_IF_ERROR(process->connect(flags));
   return process;
@@ -155,7 +158,9 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
              device_.backend->description());
   }
   RETURN_IF_ERROR(start_traces(flags));
-  checkpoint::ProgressBar bar("loading weights");
+  // A bar is no line of JSON.
+  std::optional<checkpoint::ProgressBar> bar;
+  if (leads() && log_format() == LogFormat::kText) bar.emplace("loading weights");
   engine::RankEngineParts parts{.world = world_.get(),
                                 .backend = device_.backend.get(),
                                 .ops = device_.ops,
@@ -164,11 +169,11 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   parts.make_communicator = [this](std::span<const int> world_ranks, const std::string& name) {
     return make_device_communicator(*world_, device_.device, world_ranks, name);
   };
-  if (leads()) parts.load_progress = [&bar](int64_t done, int64_t total) { bar.update(done, total); };
+  if (bar) parts.load_progress = [&bar](int64_t done, int64_t total) { bar->update(done, total); };
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
   RETURN_IF_ERROR(note_library_files());
   if (!leads()) return ok_status();
-  bar.finish();
+  if (bar) bar->finish();
   const checkpoint::ReadStats& read = engine_->load_stats();
   log_info("weights: {} in {} s; KV cache: {} blocks of {} tokens, {}",
            engine::human_bytes(read.slice_bytes),
@@ -243,7 +248,7 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
   // On a line of its own: a stream of text or a progress bar may stand half written, and not by this rank.
-  if (failure.reporter) std::fprintf(stderr, "\nllm-dist: %s\n", line.c_str());
+  if (failure.reporter) announce(line, /*fresh_line=*/true);
   tell_clients(unavailable(line));
   exit_after_failure();
 }
@@ -251,7 +256,7 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
 void RankProcess::give_up(const Status& cause) {
   log_debug("giving up: {}", cause.to_string());
   if (liveness_ == nullptr) {
-    std::fprintf(stderr, "llm-dist: %s\n", cause.to_string().c_str());
+    announce(cause.to_string());
     tell_clients(cause);
     exit_after_failure();
   }
@@ -306,8 +311,7 @@ int end(RankProcess& process, Status status) {
 
 int report(const RankProcess* process, const Status& status) {
   if (status.ok()) return 0;
-  if (process == nullptr || process->leads())
-    std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
+  if (process == nullptr || process->leads()) announce(status.message());
   return 1;
 }
 

@@ -62,7 +62,8 @@ Status serve_requests(const ServeFlags& flags,
   ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), flags.engine.model));
   auto engine = engine::Engine::start(process.engine(),
                                       process.channel(),
-                                      {.max_queued_requests = flags.engine.scheduler.max_num_queued_reqs},
+                                      {.max_queued_requests = flags.engine.scheduler.max_num_queued_reqs,
+                                       .max_queued_tokens = flags.engine.scheduler.max_num_queued_tokens},
                                       process.hooks(),
                                       [&](const Status& cause) { process.give_up(cause); });
   auto port = server::make_engine_port(*engine);

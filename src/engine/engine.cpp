@@ -2,9 +2,20 @@
 
 #include <pthread.h>
 
+#include <cstring>
+#include <optional>
+#include <type_traits>
+
 #include "src/base/log.h"
 
 namespace llm_dist::engine {
+namespace {
+
+// How often, in steps, the ranks' measurements are looked at.
+constexpr uint64_t kMeterSteps = 64;
+static_assert(std::is_trivially_copyable_v<RankMeters> && sizeof(RankMeters) <= comm::kMaxReportBytes);
+
+}  // namespace
 
 sched::SchedulerOptions scheduler_options(const EngineOptions& options) {
   return {.num_blocks = static_cast<int32_t>(options.num_blocks),
@@ -31,10 +42,12 @@ Engine::Engine(RankEngine& rank,
       on_failure_(std::move(on_failure)),
       scheduler_(scheduler_options(rank.options())),
       // A queued request may be followed by its cancellation.
-      commands_(static_cast<size_t>(2 * limits.max_queued_requests + 2 * rank.options().max_num_seqs)) {
+      commands_(static_cast<size_t>(2 * limits.max_queued_requests + 2 * rank.options().max_num_seqs)),
+      book_(rank.options().layout.world_size()) {
   flights_.reserve(static_cast<size_t>(rank.options().max_steps_in_flight()));
   tokens_.reserve(static_cast<size_t>(rank.options().padded_samples()));
   update_stats();
+  board_.change([&](EngineStats& stats) { stats.ranks = book_.ranks(); });
 }
 
 std::unique_ptr<Engine> Engine::start(RankEngine& rank,
@@ -69,20 +82,47 @@ Result<sched::SequenceId> Engine::submit(sched::SequenceRequest request, std::sh
                options.max_model_len - 1,
                options.max_model_len));
   }
-  if (queued_.fetch_add(1) >= limits_.max_queued_requests) {
-    --queued_;
-    return resource_exhausted(format("the queue is full: {} requests wait", limits_.max_queued_requests));
-  }
+  auto num_tokens = static_cast<int64_t>(request.prompt.size());
+  RETURN_IF_ERROR(enter_queue(num_tokens));
   request.id = next_id_.fetch_add(1);
   sched::SequenceId id = request.id;
   Command command{Command::Kind::kSubmit, std::move(request), std::move(sink)};
   ++pending_;
   if (!commands_.try_push(command)) {
     --pending_;
-    --queued_;
+    leave_queue({.requests = 1, .tokens = num_tokens});
     return resource_exhausted("the engine's command queue is full");
   }
   return id;
+}
+
+Status Engine::enter_queue(int64_t num_tokens) {
+  int64_t requests = queued_requests_.fetch_add(1);
+  int64_t tokens = queued_tokens_.fetch_add(num_tokens);
+  bool too_many = requests >= limits_.max_queued_requests;
+  bool too_long =
+      limits_.max_queued_tokens > 0 && requests > 0 && tokens + num_tokens > limits_.max_queued_tokens;
+  if (!too_many && !too_long) return ok_status();
+  leave_queue({.requests = 1, .tokens = num_tokens});
+  if (too_many) return resource_exhausted(format("the queue is full: {} requests wait", requests));
+  return resource_exhausted(
+      format("the queue is full: requests with {} prompt tokens wait, and {} more would exceed {}",
+             tokens,
+             num_tokens,
+             limits_.max_queued_tokens));
+}
+
+void Engine::leave_queue(const Backlog& left) {
+  queued_requests_ -= left.requests;
+  queued_tokens_ -= left.tokens;
+}
+
+// What the scheduler has started, or dropped before it started, no longer waits.
+void Engine::note_started() {
+  sched::SchedulerStats stats = scheduler_.stats();
+  leave_queue({.requests = unstarted_.requests - stats.num_unstarted,
+               .tokens = unstarted_.tokens - stats.unstarted_tokens});
+  unstarted_ = {.requests = stats.num_unstarted, .tokens = stats.unstarted_tokens};
 }
 
 void Engine::cancel(sched::SequenceId id) {
@@ -132,15 +172,19 @@ void Engine::accept() {
 void Engine::apply(Command& command) {
   sched::SequenceId id = command.request.id;
   if (command.kind == Command::Kind::kSubmit) {
-    --queued_;
+    auto num_tokens = static_cast<int64_t>(command.request.prompt.size());
     Status status = scheduler_.add(std::move(command.request));
     if (status.ok()) {
+      ++unstarted_.requests;
+      unstarted_.tokens += num_tokens;
       sinks_.emplace(id, std::move(command.sink));
       return;
     }
     --pending_;
+    leave_queue({.requests = 1, .tokens = num_tokens});
     command.sink->on_generated({.id = id, .finish = sched::FinishReason::kError, .error = &status});
   } else if (command.kind == Command::Kind::kCancel && scheduler_.cancel(id)) {
+    note_started();
     note_finished(id);
   }
 }
@@ -154,6 +198,7 @@ void Engine::note_finished(sched::SequenceId id) {
 Status Engine::wait_for_work() {
   if (hooks_.on_phase) hooks_.on_phase("idle");
   update_stats();
+  RETURN_IF_ERROR(read_meters());
   auto command = commands_.pop(Deadline::after_seconds(limits_.idle_poll_seconds));
   if (command) apply(*command);
   return rank_.poll();
@@ -161,9 +206,11 @@ Status Engine::wait_for_work() {
 
 Result<bool> Engine::issue_step() {
   if (!scheduler_.schedule(plan_)) return false;
+  if (!plan_.starts.empty()) note_started();
   TimePoint issued = Clock::now();
   RETURN_IF_ERROR(publish(plan_));
   RETURN_IF_ERROR(rank_.runner().execute(plan_));
+  if (flights_.empty()) active_since_ = issued;
   flights_.push_back({plan_.step, issued});
   return true;
 }
@@ -179,6 +226,10 @@ Status Engine::collect_oldest() {
   ASSIGN_OR_RETURN(std::span<const kernels::SampleRecord> records,
                    rank_.runner().collect(flight.step, step_deadline()));
   flights_.erase(flights_.begin());
+  TimePoint collected = Clock::now();
+  active_seconds_ += seconds_between(active_since_, collected);
+  active_since_ = collected;
+  book_.note_active(flight.step, active_seconds_);
   tokens_.clear();
   for (const kernels::SampleRecord& record : records) tokens_.push_back(record.token);
   scheduler_.retire(flight.step, tokens_, events_);
@@ -192,6 +243,27 @@ Status Engine::collect_oldest() {
       stats.kv_waste_sum += stats.kv_waste();
       ++stats.kv_waste_steps;
     }
+  });
+  return flight.step >= meters_read_at_ + kMeterSteps ? read_meters() : ok_status();
+}
+
+// This rank's own, and what the others have sent.
+Status Engine::read_meters() {
+  meters_read_at_ = scheduler_.last_step();
+  book_.note(0, rank_.meters());
+  while (channel_ != nullptr) {
+    ASSIGN_OR_RETURN(std::optional<comm::HostReport> report, channel_->try_take_report());
+    if (!report) break;
+    RankMeters theirs;
+    if (report->bytes.size() != sizeof theirs)
+      return data_loss(format("rank {} sent a report of {} bytes", report->rank, report->bytes.size()));
+    std::memcpy(&theirs, report->bytes.data(), sizeof theirs);
+    book_.note(report->rank, theirs);
+  }
+  board_.change([&](EngineStats& stats) {
+    stats.ranks = book_.ranks();
+    stats.rank_step_skew_seconds = book_.step_skew_seconds();
+    stats.pipeline_bubble_fraction = rank_.options().layout.pp > 1 ? book_.bubble_fraction() : 0;
   });
   return ok_status();
 }
@@ -207,7 +279,8 @@ void Engine::deliver(const sched::TokenEvent& event, std::span<const kernels::Sa
                                .logprob = record.logprob,
                                .top_ids = {record.top_ids, num_top},
                                .top_logprobs = {record.top_logprobs, num_top},
-                               .finish = event.finish});
+                               .finish = event.finish,
+                               .started = event.started});
   if (event.finish != sched::FinishReason::kNone) note_finished(event.id);
 }
 
@@ -230,20 +303,36 @@ void Engine::update_stats() {
 
 EngineStats Engine::stats() const { return board_.read(); }
 
+namespace {
+
+// What a rank has measured since its last report goes to rank 0. One that finds no room is made up for by the
+// next: all of them count from the start.
+void report_meters(RankEngine& rank, comm::HostChannel& channel, uint64_t& reported_through) {
+  RankMeters meters = rank.meters();
+  if (meters.through_step == reported_through) return;
+  Status status = channel.report(std::as_bytes(std::span(&meters, 1)));
+  if (status.ok()) reported_through = meters.through_step;
+}
+
+}  // namespace
+
 Status follow_plans(RankEngine& rank, comm::HostChannel& channel, const std::function<bool()>& stop) {
   constexpr double kPollSeconds = 0.2;
   sched::StepPlan plan;
+  uint64_t reported_through = 0;
   while (!stop()) {
     auto message = channel.receive(Deadline::after_seconds(kPollSeconds));
     if (!message.ok()) {
       if (message.status().code() != StatusCode::kDeadlineExceeded) return message.status();
       RETURN_IF_ERROR(rank.poll());
+      report_meters(rank, channel, reported_through);
       continue;
     }
     RETURN_IF_ERROR(sched::decode(*message, plan));
     if (plan.shutdown)
       return rank.runner().drain(Deadline::after_seconds(rank.options().step_deadline_seconds));
     RETURN_IF_ERROR(rank.runner().execute(plan));
+    if (plan.step >= reported_through + kMeterSteps) report_meters(rank, channel, reported_through);
   }
   return ok_status();
 }

@@ -13,6 +13,7 @@
 #include "comm/host/host_channel.h"
 #include "src/base/bounded_queue.h"
 #include "src/engine/engine_stats.h"
+#include "src/engine/rank_book.h"
 #include "src/engine/rank_engine.h"
 #include "src/engine/sequence_sink.h"
 #include "src/sched/scheduler.h"
@@ -20,7 +21,8 @@
 namespace llm_dist::engine {
 
 struct EngineLimits {
-  int64_t max_queued_requests = 1024;  // submitted and not started
+  int64_t max_queued_requests = 1024;  // submitted and never run so far
+  int64_t max_queued_tokens = 0;       // of their prompts; 0: no limit. A single request may be longer
   double idle_poll_seconds = 0.2;      // how often an idle loop looks at the communicators
 };
 
@@ -36,7 +38,8 @@ class Engine {
   ~Engine();  // stop()
 
   // Takes the request (its id is set here) or says why not: invalid_argument (it can never run),
-  // resource_exhausted (the queue is full), unavailable (stopping or failed). Any thread.
+  // resource_exhausted (too many requests, or tokens of theirs, wait), unavailable (stopping or failed). Any
+  // thread.
   Result<sched::SequenceId> submit(sched::SequenceRequest request, std::shared_ptr<SequenceSink> sink);
   // The sequence ends; its blocks are free once the steps in flight that touch it retire. No event follows.
   // Any thread.
@@ -54,6 +57,11 @@ class Engine {
     sched::SequenceRequest request;
     std::shared_ptr<SequenceSink> sink;
   };
+  // Sequences that have never run, and the tokens of their prompts.
+  struct Backlog {
+    int64_t requests = 0;
+    int64_t tokens = 0;
+  };
   struct Flight {
     uint64_t step = 0;
     TimePoint issued;
@@ -67,6 +75,9 @@ class Engine {
 
   void run();
   Status loop();
+  Status enter_queue(int64_t num_tokens);
+  void leave_queue(const Backlog& left);
+  void note_started();
   void accept();
   void apply(Command& command);
   Result<bool> issue_step();
@@ -77,6 +88,7 @@ class Engine {
   void note_finished(sched::SequenceId id);
   Status wait_for_work();
   void update_stats();
+  Status read_meters();
   Deadline step_deadline() const { return Deadline::after_seconds(rank_.options().step_deadline_seconds); }
 
   RankEngine& rank_;
@@ -94,10 +106,16 @@ class Engine {
   std::vector<sched::TokenEvent> events_;
   std::atomic<uint64_t> next_id_{1};
   std::atomic<int64_t> pending_{0};  // submitted and not finished
-  std::atomic<int64_t> queued_{0};   // submitted and not started
+  std::atomic<int64_t> queued_requests_{0};
+  std::atomic<int64_t> queued_tokens_{0};
+  Backlog unstarted_;  // what the scheduler holds of these two, when last seen
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   StatsBoard board_;
+  RankBook book_;
+  uint64_t meters_read_at_ = 0;  // step
+  double active_seconds_ = 0;    // with steps in flight
+  TimePoint active_since_;
   std::thread thread_;
 };
 

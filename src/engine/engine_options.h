@@ -18,8 +18,9 @@ class StepTrace;
 
 struct EngineOptions {
   parallel::Layout layout;
-  DType dtype = DType::kF32;     // of activations
-  DType kv_dtype = DType::kF32;  // of the cache
+  std::vector<int64_t> layer_split;  // layers of each stage; empty: about as many each
+  DType dtype = DType::kF32;         // of activations
+  DType kv_dtype = DType::kF32;      // of the cache
   int64_t max_model_len = 0;
   int64_t block_size = 16;
   int64_t max_num_seqs = 64;

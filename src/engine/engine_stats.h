@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <string_view>
+#include <vector>
 
 #include "src/sched/scheduler.h"
 
@@ -28,9 +30,28 @@ struct DurationHistogram {
   }
 };
 
+struct CollectiveStats {
+  uint64_t calls = 0;
+  double seconds = 0;  // waiting for peers included
+};
+// By comm::Collective.
+inline constexpr std::array<std::string_view, 7> kCollectiveNames = {
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv"};
+inline constexpr size_t kNumCollectives = kCollectiveNames.size();
+
+// What one rank has measured since it started. Plain bytes: so they travel to rank 0.
+struct RankMeters {
+  uint64_t through_step = 0;       // the last step that is in it
+  DurationHistogram step_seconds;  // device time, from a step's inputs to its last op
+  std::array<CollectiveStats, kNumCollectives> collectives{};  // without calls where they are not timed
+};
+
 struct EngineStats {
   sched::SchedulerStats scheduler;
   uint64_t steps = 0;
+  std::vector<RankMeters> ranks;      // by rank; up to a second old
+  double rank_step_skew_seconds = 0;  // see RankBook
+  double pipeline_bubble_fraction = 0;
   DurationHistogram step_seconds;  // from issue to collection
   int64_t last_progress_ns = 0;    // now_ns() of the last collected step
   double kv_waste_sum = 0.0;       // of kv_waste() after each step with anything allocated

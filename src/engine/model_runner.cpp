@@ -37,6 +37,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const RunnerParts& part
 Status ModelRunner::allocate() {
   device::Backend& backend = *parts_.backend;
   ASSIGN_OR_RETURN(inputs_, StepInputs::create(backend, options_));
+  ASSIGN_OR_RETURN(meter_, StepMeter::create(backend));
   ASSIGN_OR_RETURN(history_buffer_, backend.allocate(history_bytes(options_), device::MemoryKind::kDevice));
   history_ = history_buffer_.view(DType::kI32, {options_.max_num_seqs, options_.max_model_len});
   ring_.resize(static_cast<size_t>(options_.max_steps_in_flight()) + 1);
@@ -110,8 +111,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
     bool replays = bucket > 0 && step.greedy_only;
     hand_over(replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step), step);
   }
-  if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
-  if (parts_.hooks.profile != nullptr) parts_.hooks.profile->end(stream());
+  note_end();
   if (mesh().first_stage() && !mesh().last_stage() && samples) {
     return_tokens(step);
   } else {
@@ -151,12 +151,12 @@ void ModelRunner::take_history(const sched::StepPlan& plan, const PreparedStep& 
 
 // Out of the lane's buffer of this step into memory that is the same in every step.
 void ModelRunner::receive_activations(const PreparedStep& step) {
-  if (mesh().first_stage()) return trace_begin(step);
+  if (mesh().first_stage()) return note_begin(step);
   parallel::Lane& lane = *parts_.lanes->from_previous;
   Tensor entrance = parts_.model->entrance(step.view).residual;
   uint64_t number = lane.post_receive(entrance);
   Tensor arrived = wait_for("wait_for_stage", lane, number, step.view.local_tokens);
-  trace_begin(step);
+  note_begin(step);
   parts_.context.ops->observed(
       CallKind::kCopy, "copy_from_lane", step.view.local_tokens, [&](device::Stream& into) {
         into.copy(entrance, arrived);
@@ -207,9 +207,16 @@ Tensor ModelRunner::forward(const PreparedStep& step) {
   return view.num_samples > 0 ? model.head(hidden, view) : Tensor{};
 }
 
-void ModelRunner::trace_begin(const PreparedStep& step) {
-  if (parts_.hooks.trace == nullptr) return;
-  parts_.hooks.trace->begin(step.step, step.view.num_tokens, step.decode_only, stream());
+void ModelRunner::note_begin(const PreparedStep& step) {
+  if (parts_.hooks.trace != nullptr)
+    parts_.hooks.trace->begin(step.step, step.view.num_tokens, step.decode_only, stream());
+  meter_->begin(step.step, stream());
+}
+
+void ModelRunner::note_end() {
+  meter_->end(stream());
+  if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
+  if (parts_.hooks.profile != nullptr) parts_.hooks.profile->end(stream());
 }
 
 Tensor ModelRunner::sample(const Tensor& logits, const PreparedStep& step) {

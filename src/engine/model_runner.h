@@ -13,6 +13,7 @@
 #include "src/engine/kv_cache.h"
 #include "src/engine/sampler.h"
 #include "src/engine/step_inputs.h"
+#include "src/engine/step_meter.h"
 #include "src/model/model.h"
 #include "src/sched/mirror.h"
 
@@ -61,6 +62,7 @@ class ModelRunner {
   // Waits until everything issued has run, or has been skipped after an error, which it returns.
   Status drain(Deadline deadline);
   const sched::Mirror& mirror() const { return mirror_; }
+  StepMeter& meter() { return *meter_; }  // for the thread that executes
 
  private:
   // A step in flight, as the first stage remembers it.
@@ -94,7 +96,8 @@ class ModelRunner {
   // Tokens of `logits`, into the history; their records.
   Tensor sample(const Tensor& logits, const PreparedStep& step);
   void hand_over(const Tensor& records, const PreparedStep& step);
-  void trace_begin(const PreparedStep& step);
+  void note_begin(const PreparedStep& step);
+  void note_end();
   void return_tokens(const PreparedStep& step);
   // The compute stream waits for a transfer; the view of it.
   Tensor wait_for(const char* what, parallel::Lane& lane, uint64_t transfer, int64_t rows);
@@ -107,6 +110,7 @@ class ModelRunner {
   sched::Mirror mirror_;
   GraphCache graphs_;
   std::unique_ptr<StepInputs> inputs_;
+  std::unique_ptr<StepMeter> meter_;
   device::Buffer history_buffer_;
   Tensor history_;  // i32 [max_num_seqs, max_model_len]
   std::vector<InFlight> ring_;

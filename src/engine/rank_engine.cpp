@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/collective_times.h"
 #include "src/base/log.h"
 #include "src/model/layout.h"
 #include "src/model/registry.h"
@@ -29,7 +30,8 @@ Result<ModelParts> build_model(const checkpoint::Checkpoint& checkpoint,
   RETURN_IF_ERROR(model::check_layout(checkpoint, options.layout));
   ASSIGN_OR_RETURN(const model::Family* family, model::find_family(config.architecture));
   ModelParts parts;
-  parts.layers = parallel::stage_layers(config.num_layers, context.mesh.pp(), context.mesh.stage());
+  parts.layers =
+      parallel::stage_layers(config.num_layers, context.mesh.pp(), context.mesh.stage(), options.layer_split);
   parts.model = family->make(context,
                              {.config = config,
                               .max_model_len = options.max_model_len,
@@ -131,6 +133,7 @@ Status RankEngine::build() {
                                         .hooks = parts_.hooks},
                                        options_));
   RETURN_IF_ERROR(warm_up());
+  warm_up_collectives_ = meters().collectives;
   if (parts_.hooks.on_phase) parts_.hooks.on_phase("idle");
   return parts_.world->barrier(Deadline::after_seconds(kAgreeDeadlineSeconds));
 }
@@ -242,6 +245,26 @@ Status RankEngine::capture_graphs() {
            human_bytes(before.free_bytes - after.free_bytes),
            human_bytes(plan_.graph_bytes));
   return ok_status();
+}
+
+RankMeters RankEngine::meters() {
+  StepMeter& steps = runner_->meter();
+  steps.harvest();
+  RankMeters meters{.through_step = steps.through_step(), .step_seconds = steps.step_seconds()};
+  for (const auto& communicator : communicators_) {
+    const auto* timed = dynamic_cast<const comm::TimesCollectives*>(communicator.get());
+    if (timed == nullptr) continue;
+    comm::CollectiveTimes times = timed->collective_times();
+    for (size_t i = 0; i < kNumCollectives; ++i) {
+      meters.collectives[i].calls += times.calls[i];
+      meters.collectives[i].seconds += static_cast<double>(times.ns[i]) * 1e-9;
+    }
+  }
+  for (size_t i = 0; i < kNumCollectives; ++i) {
+    meters.collectives[i].calls -= warm_up_collectives_[i].calls;
+    meters.collectives[i].seconds -= warm_up_collectives_[i].seconds;
+  }
+  return meters;
 }
 
 Status RankEngine::poll() const {

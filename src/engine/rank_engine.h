@@ -2,6 +2,7 @@
 // communicators, runner.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,6 +63,8 @@ class RankEngine {
   const checkpoint::ReadStats& load_stats() const { return weights_.stats; }
   const KvSpec& kv_spec() const { return kv_cache_.spec(); }
 
+  // Everything this rank has measured since it was built. For the thread that executes steps.
+  RankMeters meters();
   // The first error of any communicator, or ok.
   Status poll() const;
   // Ends every collective under way; any thread.
@@ -94,6 +97,7 @@ class RankEngine {
   std::unique_ptr<device::Stream> compute_;
   PipelineLanes lanes_;
   std::unique_ptr<ModelRunner> runner_;
+  std::array<CollectiveStats, kNumCollectives> warm_up_collectives_{};
 };
 
 }  // namespace llm_dist::engine

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "src/base/clock.h"
 #include "src/base/status.h"
 #include "src/sched/request.h"
 
@@ -20,6 +21,7 @@ struct Generated {
   std::span<const float> top_logprobs;
   sched::FinishReason finish = sched::FinishReason::kNone;
   const Status* error = nullptr;  // with kError; valid during the call
+  TimePoint started;              // with a token: when the sequence first ran
 };
 
 // Called on the step thread: it must return at once, without waiting and without detokenizing.

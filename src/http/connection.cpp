@@ -7,6 +7,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "src/base/log.h"
+#include "src/base/type_name.h"
 
 namespace llm_dist::http {
 namespace {
@@ -76,7 +77,7 @@ asio::awaitable<void> Connection::run(bool overloaded) {
   try {
     co_await serve(overloaded);
   } catch (const std::exception& error) {
-    log_error("http connection of {} failed: {}", peer_, error.what());
+    log_error("http connection of {} failed: {}", peer_, type_name(error));
   }
   if (exchange_) exchange_->disconnect();
   exchange_.reset();
@@ -210,12 +211,11 @@ std::shared_ptr<Exchange> Connection::make_exchange(const RequestParser& parser,
 
 void Connection::call_handler(Request request, const std::shared_ptr<Exchange>& exchange) {
   auto writer = std::make_shared<ResponseWriter>(exchange);
-  std::string what = format("{} {}", request.method, request.path);
   try {
     core_->handler(std::move(request), std::move(writer));
   } catch (const std::exception& error) {
     // The writer, dropped on the way here, has sent a 500 already if nobody else holds it.
-    log_error("http handler of {} threw: {}", what, error.what());
+    log_error("an http handler threw {}", type_name(error));
   }
 }
 

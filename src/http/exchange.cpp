@@ -48,6 +48,11 @@ void append_hex(std::string& text, size_t value) {
 Exchange::Exchange(ExchangeTraits traits, std::function<void()> wake)
     : traits_(std::move(traits)), wake_(std::move(wake)), keep_alive_(traits_.keep_alive) {}
 
+void Exchange::add_header(std::string name, std::string value) {
+  std::lock_guard lock(mutex_);
+  added_.set(std::move(name), std::move(value));
+}
+
 bool Exchange::send(const Response& response) {
   std::function<void()> dropped;
   std::lock_guard lock(mutex_);
@@ -76,6 +81,7 @@ bool Exchange::begin(const Response& response, bool streaming) {
     if (!is_framing_field(name) &&
         !(equals_ignoring_case(name, "Content-Type") && !response.content_type.empty()))
       append_field(pending_, name, value);
+  for (const auto& [name, value] : added_) append_field(pending_, name, value);
   if (streaming && !traits_.http_1_0) append_field(pending_, "Transfer-Encoding", "chunked");
   if (!streaming && !has_no_body(response.status))
     append_field(pending_, "Content-Length", std::to_string(response.body.size()));
@@ -211,6 +217,9 @@ void Exchange::detach() {
 
 ResponseWriter::ResponseWriter(std::shared_ptr<Exchange> exchange) : exchange_(std::move(exchange)) {}
 ResponseWriter::~ResponseWriter() { exchange_->abandon(); }
+void ResponseWriter::add_header(std::string name, std::string value) {
+  exchange_->add_header(std::move(name), std::move(value));
+}
 bool ResponseWriter::send(const Response& response) { return exchange_->send(response); }
 bool ResponseWriter::start_stream(int status, const Headers& headers) {
   return exchange_->start_stream(status, headers);

@@ -26,6 +26,7 @@ class Exchange {
   Exchange(ExchangeTraits traits, std::function<void()> wake);
 
   // Handler side: see ResponseWriter.
+  void add_header(std::string name, std::string value);
   bool send(const Response& response);
   bool start_stream(int status, const Headers& headers);
   bool write(std::string_view chunk);
@@ -61,6 +62,7 @@ class Exchange {
   mutable std::mutex mutex_;
   std::function<void()> wake_;
   std::function<void()> on_disconnect_;
+  Headers added_;  // by add_header
   std::string pending_;
   size_t writing_bytes_ = 0;
   std::atomic<bool> gone_ = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/http/message.h"
@@ -15,9 +16,15 @@ class KeyCheck {
   // No key configured, or the right one sent as "Authorization: Bearer KEY". The time it takes depends on no
   // key's content, nor on its length.
   bool allows(const Request& request) const;
+  // Whether a key stands anywhere in `text`, which is then not fit to be shown.
+  bool occurs_in(std::string_view text) const;
 
  private:
-  std::vector<std::string> digests_;
+  struct Key {
+    std::string digest;
+    size_t length;
+  };
+  std::vector<Key> keys_;
 };
 
 // Whether only this machine reaches what listens there: "localhost", 127.x.x.x, "::1", "[::1]".

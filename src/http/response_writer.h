@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "src/http/message.h"
@@ -21,6 +22,10 @@ class ResponseWriter {
   ~ResponseWriter();
   ResponseWriter(const ResponseWriter&) = delete;
   ResponseWriter& operator=(const ResponseWriter&) = delete;
+
+  // Goes out with the head of whatever answer comes, the one for a dropped writer included. Without effect
+  // once a head is out.
+  void add_header(std::string name, std::string value);
 
   bool send(const Response& response);
 

@@ -44,6 +44,13 @@ void Router::add(std::string method, std::string path, Handler handler) {
   routes_.push_back({std::move(method), std::move(path), std::move(handler)});
 }
 
+std::vector<std::pair<std::string, std::string>> Router::routes() const {
+  std::vector<std::pair<std::string, std::string>> names;
+  names.reserve(routes_.size());
+  for (const Route& route : routes_) names.emplace_back(route.method, route.path);
+  return names;
+}
+
 void Router::operator()(Request request, std::shared_ptr<ResponseWriter> writer) const {
   for (const Route& route : routes_) {
     if (!serves(route.method, request.method)) continue;

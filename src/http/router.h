@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "src/http/server.h"
@@ -17,6 +18,8 @@ class Router {
 
   // A segment "{name}" matches any one segment and arrives in Request::path_params. The first match wins.
   void add(std::string method, std::string path, Handler handler);
+  // Method and path of each, in the order in which they were added.
+  std::vector<std::pair<std::string, std::string>> routes() const;
   void operator()(Request request, std::shared_ptr<ResponseWriter> writer) const;
 
  private:

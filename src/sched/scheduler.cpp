@@ -91,6 +91,8 @@ Status Scheduler::add(SequenceRequest request) {
   sequence->tokens = std::move(request.prompt);
   sequence->sampling = std::move(request.sampling);
   waiting_.insert(*sequence);
+  ++num_unstarted_;
+  unstarted_tokens_ += sequence->prompt_len;
   sequences_.emplace(request.id, std::move(sequence));
   return ok_status();
 }
@@ -207,8 +209,11 @@ void Scheduler::start(Sequence& sequence) {
   sequence.computed_ahead = sequence.num_blocks = 0;
   sequence.last_step = sequence.last_sample_step = 0;
   running_.insert(sequence);
-  if (!sequence.started) prompt_tokens_total_ += static_cast<uint64_t>(sequence.prompt_len);
-  sequence.started = true;
+  if (!sequence.started) {
+    prompt_tokens_total_ += static_cast<uint64_t>(sequence.prompt_len);
+    sequence.started_at = Clock::now();
+    leave_unstarted(sequence);
+  }
   builder_.add_start(sequence);
   // A token of the slot's last holder must not arrive in the first stage's history after this one's tokens.
   builder_.needs_tokens_of(slot_sample_step_[static_cast<size_t>(sequence.slot)]);
@@ -339,6 +344,7 @@ TokenEvent Scheduler::deliver(Sequence& sequence, int32_t token, int32_t sample_
   const bool is_end = std::ranges::find(sampling.end_token_ids, token) != sampling.end_token_ids.end();
   TokenEvent event{.id = sequence.id, .token = token, .sample_index = sample_index};
   event.first = sequence.num_generated() == 1;
+  event.started = sequence.started_at;
   if (is_end && sequence.num_generated() >= sampling.min_tokens) {
     event.finish = FinishReason::kStop;
   } else if (static_cast<int32_t>(sequence.tokens.size()) == sequence.max_len) {
@@ -361,6 +367,7 @@ void Scheduler::end(Sequence& sequence) {
   switch (sequence.state) {
     case SequenceState::kWaiting:
       waiting_.erase(sequence);
+      if (!sequence.started) leave_unstarted(sequence);
       sequences_.erase(sequence.id);
       return;
     case SequenceState::kRunning: leave_running(sequence, SequenceState::kEnded); break;
@@ -387,6 +394,12 @@ void Scheduler::settle(Sequence& sequence) {
   }
 }
 
+void Scheduler::leave_unstarted(Sequence& sequence) {
+  sequence.started = true;
+  --num_unstarted_;
+  unstarted_tokens_ -= sequence.prompt_len;
+}
+
 void Scheduler::give_back(Sequence& sequence) {
   const std::span<const int32_t> blocks = mirror_.blocks(sequence.slot);
   CHECK_EQ(static_cast<int32_t>(blocks.size()), sequence.num_blocks);
@@ -405,6 +418,8 @@ SchedulerStats Scheduler::stats() const {
   const int32_t num_allocated = pool_.num_blocks() - pool_.num_free();
   return {.num_running = running_.size() + num_final_,
           .num_waiting = waiting_.size() + num_preempting_,
+          .num_unstarted = num_unstarted_,
+          .unstarted_tokens = unstarted_tokens_,
           .num_free_blocks = pool_.num_free(),
           .num_total_blocks = pool_.num_blocks(),
           .allocated_kv_tokens = int64_t{num_allocated} * options_.block_size,

@@ -29,11 +29,15 @@ struct TokenEvent {
   FinishReason finish = FinishReason::kNone;
   bool first = false;            // the sequence's first token
   int32_t prompt_position = -1;  // from 1 on: no new token, the score of the prompt's token there
+  TimePoint started;             // when the sequence's first step was scheduled
 };
 
 struct SchedulerStats {
   int32_t num_running = 0;
   int32_t num_waiting = 0;  // preempted sequences included
+  // Of those, the ones that have never run, and their prompts' tokens.
+  int32_t num_unstarted = 0;
+  int64_t unstarted_tokens = 0;
   int32_t num_free_blocks = 0;
   int32_t num_total_blocks = 0;
   int64_t allocated_kv_tokens = 0;  // token slots in allocated blocks
@@ -62,6 +66,7 @@ class Scheduler {
   void retire(uint64_t step, std::span<const int32_t> tokens, std::vector<TokenEvent>& events);
 
   SchedulerStats stats() const;
+  uint64_t last_step() const { return step_; }  // scheduled
   bool idle() const { return sequences_.empty() && steps_in_flight() == 0; }
   int steps_in_flight() const { return static_cast<int>(step_ - retired_step_); }
   const SchedulerOptions& options() const { return options_; }
@@ -102,6 +107,7 @@ class Scheduler {
   void leave_running(Sequence& sequence, SequenceState state);
   void end(Sequence& sequence);
   void give_back(Sequence& sequence);
+  void leave_unstarted(Sequence& sequence);
   void settle(Sequence& sequence);
 
   SchedulerOptions options_;
@@ -122,6 +128,8 @@ class Scheduler {
   int32_t draining_blocks_ = 0;              // come free without a preemption as steps retire
   int32_t num_final_ = 0;
   int32_t num_preempting_ = 0;
+  int32_t num_unstarted_ = 0;
+  int64_t unstarted_tokens_ = 0;
   bool out_of_blocks_ = false;  // of the step being scheduled: somebody had to wait, nobody is admitted
   int64_t used_kv_tokens_ = 0;
   uint64_t step_ = 0;

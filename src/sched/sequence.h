@@ -27,6 +27,7 @@ struct Sequence {
   int32_t priority = 0;
   TimePoint arrival;
   uint64_t order = 0;
+  TimePoint started_at;  // when it first took a slot
 
   std::vector<int32_t> tokens;  // prompt and delivered output
   int32_t prompt_len = 0;

@@ -71,6 +71,7 @@ class ApiServer::Impl {
 
   ServerOptions options;
   KeyCheck keys;
+  RandomSource random;
   Metrics metrics;
   http::Router router;
   OpenRequests open;
@@ -119,6 +120,10 @@ void ApiServer::Impl::add_routes() {
 }
 
 void ApiServer::Impl::handle(http::Request request, WriterPtr writer) {
+  std::string id = client_request_id(request, keys);
+  if (id.empty()) id = random.name();
+  writer->add_header(std::string(kRequestIdHeader), id);
+  request.headers.set(std::string(kRequestIdHeader), std::move(id));
   if (!is_open_path(request.path) && !keys.allows(request)) {
     writer->send(error_response({.status = 401,
                                  .message = "an API key is needed: send 'Authorization: Bearer KEY'",
@@ -143,14 +148,21 @@ std::optional<ApiError> ApiServer::Impl::refusal() {
 void ApiServer::Impl::accept(Endpoint endpoint, http::Request request, WriterPtr writer) {
   // Counted before the state is looked at: drain() must not miss it.
   OpenRequests::Ticket ticket = open.enter();
-  if (auto error = refusal()) {
-    writer->send(error_response(*error));
-    return;
+  Job job{.endpoint = endpoint,
+          .body = std::move(request.body),
+          .writer = std::move(writer),
+          .ticket = std::move(ticket),
+          .arrival = Clock::now(),
+          .request_id = *request.headers.find(kRequestIdHeader)};
+  auto error = refusal();
+  if (!error && pipe->enqueue(job)) return;
+  if (!error) {
+    error = unavailable_error(
+        format("{} requests wait already", options.max_unparsed_requests), "queue_full", kRetrySoonSeconds);
   }
-  Job job{endpoint, std::move(request.body), std::move(writer), std::move(ticket), Clock::now()};
-  if (pipe->enqueue(job)) return;
-  job.writer->send(error_response(unavailable_error(
-      format("{} requests wait already", options.max_unparsed_requests), "queue_full", kRetrySoonSeconds)));
+  job.writer->send(error_response(*error));
+  log_refusal(job.tag(), *error);
+  metrics.count_refused(error->status);
 }
 
 void ApiServer::Impl::show_state(http::ResponseWriter& writer, bool alive_is_enough) {
@@ -254,6 +266,12 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options
 
 uint16_t ApiServer::port() const { return impl_->http->port(); }
 std::string ApiServer::url() const { return impl_->http->url(); }
+
+std::vector<Route> ApiServer::routes() const {
+  std::vector<Route> all;
+  for (auto& [method, path] : impl_->router.routes()) all.push_back({method, path});
+  return all;
+}
 
 void ApiServer::attach(EnginePort& engine,
                        const text::Tokenizer& tokenizer,

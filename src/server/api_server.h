@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/status.h"
@@ -15,6 +16,11 @@
 #include "src/text/tokenizer.h"
 
 namespace llm_dist::server {
+
+struct Route {
+  std::string method;
+  std::string path;  // "/v1/models/{id}"
+};
 
 class ApiServer {
  public:
@@ -26,6 +32,9 @@ class ApiServer {
 
   uint16_t port() const;    // 0 on a Unix socket
   std::string url() const;  // "http://127.0.0.1:8000"
+
+  // All that it serves.
+  std::vector<Route> routes() const;
 
   // The model is ready: requests are served from here on. Once. All three outlive this object, or its
   // shutdown(). `chat_template`: null when the model has none (chat requests are then refused).

@@ -72,6 +72,7 @@ struct TokenizeSpec {
   std::optional<std::string> prompt;
   std::optional<ChatInput> chat;
   std::optional<bool> add_special_tokens;  // absent: yes for a text, no for a conversation
+  bool return_token_strs = false;
 };
 
 // /detokenize

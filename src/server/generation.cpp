@@ -28,6 +28,7 @@ class QueueSink final : public engine::SequenceSink {
     std::copy_n(generated.top_ids.begin(), num_top, record.top_ids.begin());
     std::copy_n(generated.top_logprobs.begin(), num_top, record.top_logprobs.begin());
     record.time = Clock::now();
+    record.started = generated.started;
     record.generation = generation_;
     if (generated.error != nullptr) record.error = *generated.error;
     queue_->push(record);  // refused only when the server has shut down
@@ -124,6 +125,8 @@ void Generation::observe(Track& track, const TokenRecord& record) {
   if (track.choice.num_tokens() == 0) {
     track.first_token = record.time;
     parts_.metrics->observe_time_to_first_token(seconds_between(parts_.arrival, record.time));
+    parts_.metrics->observe_queue_time(seconds_between(parts_.arrival, record.started));
+    parts_.metrics->observe_prefill_time(seconds_between(record.started, record.time));
   } else {
     parts_.metrics->observe_inter_token_latency(seconds_between(track.last_token, record.time));
   }
@@ -196,7 +199,23 @@ std::vector<size_t> Generation::replied_tracks() const {
   return replied;
 }
 
+RequestTag Generation::tag() const {
+  return {.id = parts_.request_id, .endpoint = parts_.head.endpoint, .arrival = parts_.arrival};
+}
+
+void Generation::log_end() const {
+  TimePoint first = tracks_.front().first_token;
+  for (const Track& track : tracks_) first = std::min(first, track.first_token);
+  Usage used = usage();
+  log_answer(tag(),
+             format("{} prompt tokens, {} tokens, first after {} s",
+                    used.prompt_tokens,
+                    used.completion_tokens,
+                    seconds_between(parts_.arrival, first)));
+}
+
 void Generation::finish() {
+  log_end();
   parts_.metrics->observe_e2e_latency(seconds_between(parts_.arrival, Clock::now()));
   if (parts_.request.spec.stream) {
     if (parts_.head.include_usage) write(render_usage_chunk(parts_.head, usage()));
@@ -218,8 +237,9 @@ void Generation::finish() {
   release();
 }
 
-void Generation::abandon() {
+void Generation::abandon(const char* why) {
   if (done_) return;
+  log_refusal(tag(), {.status = 499, .message = {}, .code = why});
   cancel_rest("abort");
   release();
 }
@@ -232,6 +252,8 @@ void Generation::fail(const ApiError& error) {
   } else {
     parts_.writer->send(error_response(error));
   }
+  log_refusal(tag(), error);
+  parts_.metrics->count_refused(error.status);
   cancel_rest("error");
   release();
 }

@@ -14,6 +14,7 @@
 #include "src/server/open_requests.h"
 #include "src/server/prepare.h"
 #include "src/server/reply.h"
+#include "src/server/request_log.h"
 #include "src/server/token_queue.h"
 
 namespace llm_dist::server {
@@ -28,6 +29,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::shared_ptr<http::ResponseWriter> writer;
     OpenRequests::Ticket ticket;
     TimePoint arrival;
+    std::string request_id;
     double timeout_seconds = 0;  // 0: none
     ReplyHead head;
     PreparedRequest request;
@@ -40,7 +42,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // One token, or the end, of one choice.
   void take(const TokenRecord& record);
   // The client is gone.
-  void abandon();
+  void abandon(const char* why = "client_closed_request");
   // Ends with an error: as a response when nothing has been sent, else as an event of the stream.
   void fail(const ApiError& error);
   // Once in a while: a client that left, a deadline that passed.
@@ -75,6 +77,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void release();
   bool write(const std::string& json);
   Usage usage() const;
+  RequestTag tag() const;
+  void log_end() const;
 
   Parts parts_;
   std::vector<Track> tracks_;  // of prompt i: [i · num_sequences, (i + 1) · num_sequences)

@@ -45,9 +45,8 @@ MetricFamily single(const char* name, const char* help, MetricType type, double 
   return {name, help, type, {metric}};
 }
 
-MetricFamily step_time(const engine::DurationHistogram& steps) {
+ClientMetric histogram_of(const engine::DurationHistogram& steps) {
   ClientMetric metric;
-  metric.label = {{"rank", "0"}};
   metric.histogram.sample_count = steps.count;
   metric.histogram.sample_sum = steps.sum_seconds;
   uint64_t cumulative = 0;
@@ -58,8 +57,38 @@ MetricFamily step_time(const engine::DurationHistogram& steps) {
         last ? std::numeric_limits<double>::infinity() : engine::DurationHistogram::upper_bound_seconds(i);
     metric.histogram.bucket.push_back({cumulative, bound});
   }
-  return {
-      "llm_dist_step_time_seconds", "One step, from its plan to its tokens", MetricType::Histogram, {metric}};
+  return metric;
+}
+
+MetricFamily step_times(const std::vector<engine::RankMeters>& ranks) {
+  MetricFamily family{"llm_dist_step_time_seconds",
+                      "Time that a rank's device is busy with a step, collectives included",
+                      MetricType::Histogram,
+                      {}};
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    family.metric.push_back(histogram_of(ranks[rank].step_seconds));
+    family.metric.back().label = {{"rank", std::to_string(rank)}};
+  }
+  return family;
+}
+
+// Where collectives are not timed the family is empty, and not shown.
+MetricFamily collective_times(const std::vector<engine::RankMeters>& ranks) {
+  MetricFamily family{"llm_dist_collective_time_seconds",
+                      "Time that a rank spends in collectives, waiting for its peers included",
+                      MetricType::Summary,
+                      {}};
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (size_t op = 0; op < engine::kNumCollectives; ++op) {
+      const engine::CollectiveStats& stats = ranks[rank].collectives[op];
+      if (stats.calls == 0) continue;
+      ClientMetric& metric = family.metric.emplace_back();
+      metric.label = {{"rank", std::to_string(rank)}, {"op", std::string(engine::kCollectiveNames[op])}};
+      metric.summary.sample_count = stats.calls;
+      metric.summary.sample_sum = stats.seconds;
+    }
+  }
+  return family;
 }
 
 double kv_usage(const sched::SchedulerStats& stats) {
@@ -87,7 +116,21 @@ void add_engine(const engine::EngineStats& stats, std::vector<MetricFamily>& fam
   counter("llm_dist_prompt_tokens_total", "Prompt tokens of started sequences", sched.prompt_tokens_total);
   counter("llm_dist_generation_tokens_total", "Tokens generated", sched.generation_tokens_total);
   counter("llm_dist_steps_total", "Steps collected", stats.steps);
-  families.push_back(step_time(stats.step_seconds));
+  // Nothing is looked up while there is no prefix cache.
+  counter("llm_dist_prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache", 0);
+  counter("llm_dist_prefix_cache_hits_total", "Prompt tokens found there", 0);
+  gauge("llm_dist_rank_step_skew_seconds",
+        "A step's own time, without collectives, of the slowest rank less that of the fastest",
+        stats.rank_step_skew_seconds);
+  gauge("llm_dist_pipeline_bubble_fraction",
+        "Share of the time with steps in flight in which a stage ran none, mean over the ranks",
+        stats.pipeline_bubble_fraction);
+  families.push_back({"llm_dist_step_latency_seconds",
+                      "One step, from its plan to its tokens",
+                      MetricType::Histogram,
+                      {histogram_of(stats.step_seconds)}});
+  families.push_back(step_times(stats.ranks));
+  families.push_back(collective_times(stats.ranks));
 }
 
 }  // namespace
@@ -96,9 +139,12 @@ struct Metrics::Impl {
   prometheus::Registry registry;
   prometheus::Histogram& first_token;
   prometheus::Histogram& inter_token;
+  prometheus::Histogram& queue;
+  prometheus::Histogram& prefill;
   prometheus::Histogram& decode;
   prometheus::Histogram& e2e;
   prometheus::Family<prometheus::Counter>& finished;
+  prometheus::Family<prometheus::Counter>& refused;
 
   Impl()
       : first_token(histogram(registry,
@@ -109,6 +155,14 @@ struct Metrics::Impl {
                               "llm_dist_inter_token_latency_seconds",
                               "Between two tokens of a choice",
                               token_buckets())),
+        queue(histogram(registry,
+                        "llm_dist_request_queue_time_seconds",
+                        "From a request's arrival to the first step of a choice",
+                        request_buckets())),
+        prefill(histogram(registry,
+                          "llm_dist_request_prefill_time_seconds",
+                          "From a choice's first step to its first token",
+                          request_buckets())),
         decode(histogram(registry,
                          "llm_dist_request_decode_time_seconds",
                          "From a choice's first token to its last",
@@ -120,7 +174,11 @@ struct Metrics::Impl {
         finished(prometheus::BuildCounter()
                      .Name("llm_dist_request_success_total")
                      .Help("Choices that ended, by the reason")
-                     .Register(registry)) {}
+                     .Register(registry)),
+        refused(prometheus::BuildCounter()
+                    .Name("llm_dist_requests_refused_total")
+                    .Help("Requests answered with an error, by its status")
+                    .Register(registry)) {}
 };
 
 Metrics::Metrics(const std::string& version) : impl_(std::make_unique<Impl>()) {
@@ -137,10 +195,16 @@ Metrics::~Metrics() = default;
 
 void Metrics::observe_time_to_first_token(double seconds) { impl_->first_token.Observe(seconds); }
 void Metrics::observe_inter_token_latency(double seconds) { impl_->inter_token.Observe(seconds); }
+void Metrics::observe_queue_time(double seconds) { impl_->queue.Observe(seconds); }
+void Metrics::observe_prefill_time(double seconds) { impl_->prefill.Observe(seconds); }
 void Metrics::observe_decode_time(double seconds) { impl_->decode.Observe(seconds); }
 void Metrics::observe_e2e_latency(double seconds) { impl_->e2e.Observe(seconds); }
 void Metrics::count_finished(std::string_view reason) {
   impl_->finished.Add({{"finished_reason", std::string(reason)}}).Increment();
+}
+
+void Metrics::count_refused(int status) {
+  impl_->refused.Add({{"status", std::to_string(status)}}).Increment();
 }
 
 std::string Metrics::render(const engine::EngineStats* stats) const {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <random>
 
-#include "src/base/log.h"
+#include "src/base/log_format.h"
+#include "src/base/type_name.h"
 #include "src/server/request_parser.h"
 
 namespace llm_dist::server {
@@ -22,29 +22,10 @@ int64_t unix_seconds() {
       .count();
 }
 
-std::string hex(uint64_t value) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[(value >> shift) & 15];
-  return text;
-}
-
-// SplitMix64 (Steele, Lea, Flood 2014): one step of its output function.
-uint64_t mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
-  return value ^ (value >> 31);
-}
-
 uint64_t fnv1a(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325ull;
   for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
   return hash;
-}
-
-uint64_t entropy() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
 }  // namespace
@@ -55,7 +36,6 @@ Pipeline::Pipeline(const ServerOptions& options, EnginePort& engine, ServedModel
       model_(std::move(model)),
       metrics_(metrics),
       created_unix_s_(unix_seconds()),
-      random_state_(entropy()),
       jobs_(options.max_unparsed_requests),
       pump_(static_cast<size_t>(
           std::max(kMinQueueCapacity, model_.info.max_num_seqs * kTokensWaitingPerSequence))) {
@@ -96,18 +76,20 @@ void Pipeline::answer(Job& job) {
     }
   } catch (const std::exception& failure) {
     // Out of memory, or a mistake of ours that one client found: not a reason to end everybody's streams.
-    log_error("a request could not be handled: {}", failure.what());
+    // Its message may quote the request.
+    log_request(LogLevel::kError, job.request_id, "the request could not be handled: {}", type_name(failure));
     error = ApiError{.status = 500, .message = "the request could not be handled", .code = "internal_error"};
   }
-  if (error) job.writer->send(error_response(*error));
+  if (!error) return;
+  job.writer->send(error_response(*error));
+  log_refusal(job.tag(), *error);
+  metrics_.count_refused(error->status);
 }
 
-uint64_t Pipeline::random() { return mix(random_state_.fetch_add(0x9e3779b97f4a7c15ull)); }
-
-ReplyHead Pipeline::reply_head(const GenerateSpec& spec) {
+ReplyHead Pipeline::reply_head(const GenerateSpec& spec, const std::string& request_id) {
   bool chat = spec.endpoint == Endpoint::kChat;
   return {.endpoint = spec.endpoint,
-          .id = (chat ? "chatcmpl-" : "cmpl-") + hex(random()) + hex(random()),
+          .id = (chat ? "chatcmpl-" : "cmpl-") + request_id,
           .created_unix_s = unix_seconds(),
           .model = spec.model,
           .system_fingerprint = model_.info.system_fingerprint,
@@ -119,8 +101,9 @@ std::optional<ApiError> Pipeline::generate(Job& job) {
   GenerateSpec spec;
   if (auto error = parse_generate(job.endpoint, job.body, spec)) return error;
   PreparedRequest prepared;
-  if (auto error = prepare(model_, options_.max_choices, random(), std::move(spec), prepared)) return error;
-  ReplyHead head = reply_head(prepared.spec);
+  if (auto error = prepare(model_, options_.max_choices, random_.next(), std::move(spec), prepared))
+    return error;
+  ReplyHead head = reply_head(prepared.spec, job.request_id);
   auto generation =
       std::make_shared<Generation>(Generation::Parts{.engine = &engine_,
                                                      .metrics = &metrics_,
@@ -129,6 +112,7 @@ std::optional<ApiError> Pipeline::generate(Job& job) {
                                                      .writer = job.writer,
                                                      .ticket = std::move(job.ticket),
                                                      .arrival = job.arrival,
+                                                     .request_id = job.request_id,
                                                      .timeout_seconds = options_.request_timeout_seconds,
                                                      .head = std::move(head),
                                                      .request = std::move(prepared)});
@@ -157,7 +141,14 @@ std::optional<ApiError> Pipeline::tokenize(Job& job) {
     if (!encoded.ok()) return ApiError{.message = encoded.status().message(), .param = "prompt"};
     ids = std::move(*encoded);
   }
-  job.writer->send({.body = render_tokens(ids, model_.info.max_model_len)});
+  std::vector<std::string> spellings;
+  if (spec.return_token_strs) {
+    spellings.reserve(ids.size());
+    for (int32_t id : ids) spellings.push_back(model_.tokenizer->spelling(id));
+  }
+  job.writer->send(
+      {.body = render_tokens(ids, model_.info.max_model_len, spec.return_token_strs ? &spellings : nullptr)});
+  log_answer(job.tag(), format("{} tokens", ids.size()));
   return std::nullopt;
 }
 
@@ -167,7 +158,9 @@ std::optional<ApiError> Pipeline::detokenize(Job& job) {
   if (!spec.model.empty()) {
     if (auto error = check_model(model_, spec.model)) return error;
   }
+  if (auto error = check_ids(model_, spec.tokens, "tokens")) return error;
   job.writer->send({.body = render_text("prompt", model_.tokenizer->decode(spec.tokens, false))});
+  log_answer(job.tag(), format("{} tokens", spec.tokens.size()));
   return std::nullopt;
 }
 

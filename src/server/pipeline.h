@@ -2,7 +2,6 @@
 // stream thread sends what the engine makes of it.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +12,8 @@
 #include "src/server/metrics.h"
 #include "src/server/open_requests.h"
 #include "src/server/prepare.h"
+#include "src/server/random_source.h"
+#include "src/server/request_log.h"
 #include "src/server/server_options.h"
 #include "src/server/token_pump.h"
 
@@ -25,6 +26,9 @@ struct Job {
   std::shared_ptr<http::ResponseWriter> writer;
   OpenRequests::Ticket ticket;
   TimePoint arrival;
+  std::string request_id;
+
+  RequestTag tag() const { return {.id = request_id, .endpoint = endpoint, .arrival = arrival}; }
 };
 
 class Pipeline {
@@ -49,15 +53,14 @@ class Pipeline {
   std::optional<ApiError> generate(Job& job);
   std::optional<ApiError> tokenize(Job& job);
   std::optional<ApiError> detokenize(Job& job);
-  ReplyHead reply_head(const GenerateSpec& spec);
-  uint64_t random();
+  ReplyHead reply_head(const GenerateSpec& spec, const std::string& request_id);
 
   ServerOptions options_;
   EnginePort& engine_;
   ServedModel model_;
   Metrics& metrics_;
   int64_t created_unix_s_;
-  std::atomic<uint64_t> random_state_;
+  RandomSource random_;
   BoundedQueue<Job> jobs_;
   TokenPump pump_;
   std::vector<std::thread> text_threads_;

@@ -11,18 +11,6 @@ using MaybeError = std::optional<ApiError>;
 
 constexpr int64_t kCompletionMaxTokens = 16;  // OpenAI's default
 
-MaybeError check_ids(const ServedModel& model, const std::vector<int32_t>& ids, const char* param) {
-  int32_t vocab_size = model.tokenizer->vocab_size();
-  for (int32_t id : ids) {
-    if (id < vocab_size) continue;
-    return ApiError{
-        .status = 400,
-        .message = format("'{}': token id {} is outside the vocabulary of {}", param, id, vocab_size),
-        .param = param};
-  }
-  return std::nullopt;
-}
-
 MaybeError tokenize_prompt(const ServedModel& model,
                            const PromptInput& input,
                            bool echo,
@@ -174,6 +162,20 @@ MaybeError check_limits(const ServedModel& model, int64_t max_choices, const Gen
 }
 
 }  // namespace
+
+std::optional<ApiError> check_ids(const ServedModel& model,
+                                  const std::vector<int32_t>& ids,
+                                  const char* param) {
+  int32_t vocab_size = model.tokenizer->vocab_size();
+  for (int32_t id : ids) {
+    if (id < vocab_size) continue;
+    return ApiError{
+        .status = 400,
+        .message = format("'{}': token id {} is outside the vocabulary of {}", param, id, vocab_size),
+        .param = param};
+  }
+  return std::nullopt;
+}
 
 std::optional<ApiError> check_model(const ServedModel& model, const std::string& name) {
   const auto& names = model.info.served_names;

@@ -197,8 +197,11 @@ std::string render_model(const std::string& name, int64_t created_unix_s, int64_
   return dump(model_json(name, created_unix_s, max_model_len));
 }
 
-std::string render_tokens(const std::vector<int32_t>& ids, int64_t max_model_len) {
+std::string render_tokens(const std::vector<int32_t>& ids,
+                          int64_t max_model_len,
+                          const std::vector<std::string>* spellings) {
   Json json = {{"count", ids.size()}, {"max_model_len", max_model_len}, {"tokens", ids}};
+  if (spellings != nullptr) json["token_strs"] = *spellings;
   return dump(json);
 }
 

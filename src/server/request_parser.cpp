@@ -469,6 +469,7 @@ std::optional<ApiError> parse_tokenize(std::string_view text, TokenizeSpec& spec
   RETURN_IF_REFUSED(check_fields(Endpoint::kTokenize, body));
   read(body, "model", spec.model);
   read(body, "add_special_tokens", spec.add_special_tokens);
+  read(body, "return_token_strs", spec.return_token_strs);
   const Json* prompt = present(body, "prompt");
   if ((prompt == nullptr) == (present(body, "messages") == nullptr)) {
     return refuse("prompt", "give either 'prompt' or 'messages'");

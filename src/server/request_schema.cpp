@@ -63,6 +63,7 @@ constexpr Field kFields[] = {
     {"add_generation_prompt", kChat | kTok, kBoolean},
     {"continue_final_message", kChat | kTok, kBoolean},
     {"chat_template_kwargs", kChat | kTok, kObject},
+    {"return_token_strs", kTok, kBoolean},
 
     not_served("response_format", kBoth, R"([{"type": "text"}])"),
     not_served("tools", kChat, "[[]]"),

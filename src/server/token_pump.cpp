@@ -48,7 +48,7 @@ void TokenPump::run() {
     next_tick_ = Clock::now() + kTick;
     look_around();
   }
-  for (const auto& generation : open_) generation->abandon();
+  for (const auto& generation : open_) generation->abandon("cut_off");
   open_.clear();
   // Requests that were handed over and not begun: their writers answer when they are dropped.
   while (queue_->pop(Deadline::after_seconds(0))) {

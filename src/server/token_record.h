@@ -32,6 +32,7 @@ struct TokenRecord {
   std::array<int32_t, kMaxTop> top_ids{};
   std::array<float, kMaxTop> top_logprobs{};
   TimePoint time;
+  TimePoint started;  // see engine::Generated
   std::shared_ptr<Generation> generation;
   Status error;  // with kError
 };

@@ -61,6 +61,33 @@ Result<llm_dist_tokenizer*> make_handle(const TokenizerSpec& spec) {
              spec.model));
 }
 
+constexpr std::string_view kUnderline = "\u2581";  // SentencePiece's space
+
+bool is_gpt2_printable(unsigned byte) {
+  return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
+
+// GPT-2's byte alphabet (Radford et al. 2019, encoder.py): printable bytes of Latin-1 stand for themselves,
+// the others for the characters from U+0100 on, in order.
+void append_gpt2_character(std::string& out, unsigned char byte) {
+  unsigned code = byte;
+  if (!is_gpt2_printable(byte)) {
+    code = 256;
+    for (unsigned below = 0; below < byte; ++below) code += is_gpt2_printable(below) ? 0 : 1;
+  }
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else {
+    out += static_cast<char>(0xC0 | (code >> 6));
+    out += static_cast<char>(0x80 | (code & 63));
+  }
+}
+
+std::string fallback_spelling(unsigned char byte) {
+  constexpr char kHex[] = "0123456789ABCDEF";
+  return std::string("<0x") + kHex[byte >> 4] + kHex[byte & 15] + ">";
+}
+
 }  // namespace
 
 void Tokenizer::HandleFree::operator()(llm_dist_tokenizer* handle) const {
@@ -163,6 +190,23 @@ std::optional<int32_t> Tokenizer::token_to_id(std::string_view token) const {
   const int64_t id = llm_dist_tokenizer_token_to_id(handle_.get(), ffi_bytes(token));
   if (id < 0) return std::nullopt;
   return static_cast<int32_t>(id);
+}
+
+// The foreign side keeps no spellings: what could be one is asked for.
+std::string Tokenizer::spelling(int32_t id) const {
+  std::string_view bytes = token_bytes(id);
+  if (byte_level_) {
+    std::string in_alphabet;
+    for (const char c : bytes) append_gpt2_character(in_alphabet, static_cast<unsigned char>(c));
+    if (token_to_id(in_alphabet)) return in_alphabet;
+    return std::string(bytes);
+  }
+  std::string underlined;
+  for (const char c : bytes) underlined += c == ' ' ? std::string(kUnderline) : std::string(1, c);
+  std::string fallback = bytes.size() == 1 ? fallback_spelling(static_cast<unsigned char>(bytes[0])) : "";
+  for (const std::string& candidate : {std::string(bytes), underlined, fallback})
+    if (token_to_id(candidate) == id) return candidate;
+  return std::string(bytes);
 }
 
 }  // namespace llm_dist::text

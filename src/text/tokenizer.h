@@ -45,6 +45,8 @@ class Tokenizer {
   int32_t vocab_size() const { return static_cast<int32_t>(special_.size()); }
   // By the vocabulary's spelling ("Ġhello", "<|im_end|>").
   std::optional<int32_t> token_to_id(std::string_view token) const;
+  // The reverse. What no vocabulary spells (bytes that are no text) comes as its bytes.
+  std::string spelling(int32_t id) const;
   // Control tokens: BOS, EOS, the chat markers.
   bool is_special(int32_t id) const { return has(id) && special_[static_cast<size_t>(id)]; }
   // Whether decoding is concatenating token_bytes().

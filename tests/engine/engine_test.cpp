@@ -349,6 +349,66 @@ TEST(Engine, RefusesWhatCanNeverRun) {
   EXPECT_EQ(output.finish, sched::FinishReason::kLength);
 }
 
+TEST(Engine, StagesMayBeUneven) {
+  GoldenCase golden = load_golden("grouped");
+  int64_t layers = golden.checkpoint->config().num_layers;
+  EngineOptions options = golden_options({.pp = 2});
+  options.layer_split = {layers - 1, 1};
+  EXPECT_EQ(generate(golden, options, random_requests(golden, 6)),
+            generate(golden, golden_options({}), random_requests(golden, 6)));
+}
+
+// One sequence runs, so that the next ones wait.
+TEST(Engine, TheQueueIsBoundedInRequestsAndInTokens) {
+  GoldenCase golden = load_golden("multiquery");
+  for (bool by_tokens : {false, true}) {
+    SCOPED_TRACE(by_tokens);
+    ReplicaOptions options{.engine = golden_options({})};
+    options.engine.max_num_seqs = 1;
+    options.limits.max_queued_requests = by_tokens ? 100 : 2;
+    options.limits.max_queued_tokens = by_tokens ? 10 : 0;
+    options.before_task = [](const std::string&, uint64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    };
+    auto replica = start(golden, options);
+    auto submit = [&](const std::shared_ptr<OutputSink>& sink) {
+      return replica->engine().submit(greedy_request({1, 2, 3, 4, 5}, 58), sink);
+    };
+    auto running = std::make_shared<OutputSink>();
+    auto first = submit(running);
+    ASSERT_TRUE(first.ok());
+    ASSERT_TRUE(running->wait_for_tokens(1, 60));
+    std::vector<std::shared_ptr<OutputSink>> waiting(2);
+    std::vector<sched::SequenceId> ids;
+    for (auto& sink : waiting) {
+      sink = std::make_shared<OutputSink>();
+      auto id = submit(sink);
+      ASSERT_TRUE(id.ok()) << id.status().to_string();
+      ids.push_back(*id);
+    }
+    Status refused = submit(std::make_shared<OutputSink>()).status();
+    EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+    EXPECT_NE(refused.message().find(by_tokens ? "10 prompt tokens wait" : "2 requests wait"),
+              std::string::npos)
+        << refused.message();
+    // Whoever leaves the queue makes room: by a cancellation, or because it runs.
+    replica->engine().cancel(ids[0]);
+    auto deadline = Deadline::after_seconds(60);
+    auto late = std::make_shared<OutputSink>();
+    while (!submit(late).ok() && !deadline.expired())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_TRUE(waiting[1]->wait(60) && late->wait(60));
+    EXPECT_EQ(late->output().tokens.size(), 58u);
+  }
+}
+
+// Longer than the limit on its own: it could never run otherwise.
+TEST(Engine, ASinglePromptMayExceedTheQueuesTokens) {
+  GoldenCase golden = load_golden("multiquery");
+  auto replica = start(golden, {.engine = golden_options({}), .limits = {.max_queued_tokens = 3}});
+  EXPECT_EQ(replica->generate({greedy_request(std::vector<int32_t>(30, 1), 3)}).front().tokens.size(), 3u);
+}
+
 // Slow enough that an abort finds work under way.
 void slow_down(const std::string&, uint64_t) { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
 

@@ -133,6 +133,27 @@ TEST(Server, HeaderValuesCannotSplitTheResponse) {
 
 Response shouting(int status, const std::string& message) { return text("E:" + message, status); }
 
+TEST(Server, AddedHeadersStandInEveryAnswer) {
+  auto server = start([](const Request& request, const std::shared_ptr<ResponseWriter>& writer) {
+    writer->add_header("X-Tag", "first");
+    writer->add_header("X-Tag", request.path);
+    if (request.path == "/stream") {
+      writer->start_stream(200, {});
+      writer->add_header("X-Late", "no");
+      writer->end();
+    } else if (request.path == "/send") {
+      writer->send({.body = "x"});
+    }
+  });
+  for (const char* path : {"/stream", "/send", "/dropped"}) {
+    auto response = Client().request(get(*server, path), soon());
+    ASSERT_TRUE(response.ok()) << path;
+    ASSERT_EQ(response->headers.count("X-Tag"), 1u) << path;
+    EXPECT_EQ(*response->headers.find("X-Tag"), path);
+    EXPECT_EQ(response->headers.count("X-Late"), 0u);
+  }
+}
+
 TEST(Router, PicksByPathAndMethod) {
   Router router(shouting);
   router.add("GET", "/v1/jobs/{id}", [](const Request& r, const auto& w) {

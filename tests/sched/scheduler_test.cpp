@@ -418,6 +418,42 @@ TEST(Scheduler, StatsTellHowMuchOfTheAllocatedBlocksIsUsed) {
   EXPECT_EQ(stats.num_free_blocks, 62);
 }
 
+TEST(Scheduler, StatsTellWhatHasNeverRun) {
+  SchedulerOptions options = small_options();
+  options.max_num_seqs = 1;
+  options.num_blocks = 16;
+  Bench bench(options);
+  auto expect = [&](int32_t requests, int64_t tokens) {
+    EXPECT_EQ(bench.scheduler.stats().num_unstarted, requests);
+    EXPECT_EQ(bench.scheduler.stats().unstarted_tokens, tokens);
+  };
+  bench.add(1, 8, 20);
+  bench.add(2, 5, 20);
+  bench.add(3, 7, 20);
+  expect(3, 20);
+  bench.step();
+  expect(2, 12);
+  EXPECT_TRUE(bench.scheduler.cancel(3));  // while it waits
+  expect(1, 5);
+  EXPECT_TRUE(bench.scheduler.cancel(1));  // while it runs
+  bench.step();
+  expect(0, 0);
+}
+
+TEST(Scheduler, APreemptedSequenceCountsAsStarted) {
+  SchedulerOptions options = small_options();
+  options.num_blocks = 4;
+  options.max_steps_in_flight = 1;
+  Bench bench(options);
+  bench.add(1, 7, 8);
+  bench.add(2, 7, 8);
+  for (int i = 0; i < 4; ++i) bench.step();
+  EXPECT_GT(bench.scheduler.stats().num_preemptions, 0u);
+  EXPECT_EQ(bench.scheduler.stats().num_waiting, 1);
+  EXPECT_EQ(bench.scheduler.stats().num_unstarted, 0);
+  EXPECT_EQ(bench.scheduler.stats().unstarted_tokens, 0);
+}
+
 TEST(SchedulerDeathTest, RetiringOutOfOrderIsABug) {
   Bench bench(small_options());
   bench.add(1, 4, 4);

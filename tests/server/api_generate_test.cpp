@@ -385,6 +385,15 @@ TEST_F(ApiGenerate, TokenizeAndDetokenize) {
   EXPECT_EQ(post_ok("/tokenize", chat("a")).at("tokens"), Json(byte_ids("user: a\nassistant: ")));
   EXPECT_EQ(post_ok("/detokenize", {{"tokens", {104, 105}}}), Json({{"prompt", "hi"}}));
   EXPECT_EQ(post("/tokenize", Json({{"prompt", "a"}, {"token", 1}})).status, 400);
+  EXPECT_EQ(post("/detokenize", Json({{"tokens", {104, 258}}})).status, 400);
+  // As the vocabulary spells them.
+  reply = post_ok("/tokenize", {{"prompt", "a \u00e9"}, {"return_token_strs", true}});
+  EXPECT_EQ(reply.at("token_strs"), Json({"a", "\u0120", "\u00c3", "\u00a9"}));
+  reply = post_ok("/tokenize", {{"prompt", ""}, {"return_token_strs", true}});
+  EXPECT_EQ(reply.at("token_strs"), Json::array());
+  Json body = chat("a");
+  body["add_generation_prompt"] = false;
+  EXPECT_EQ(post_ok("/tokenize", body).at("tokens"), Json(byte_ids("user: a\n")));
 }
 
 TEST_F(ApiGenerate, Models) {

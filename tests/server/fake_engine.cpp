@@ -24,7 +24,7 @@ Result<sched::SequenceId> FakeEngine::submit(sched::SequenceRequest request,
   request.id = next_id_++;
   requests_.push_back(request);
   auto& script = scripts_[request.sampling.choice % scripts_.size()];
-  running_.emplace(request.id, Running{request, std::move(sink), script});
+  running_.emplace(request.id, Running{.request = request, .sink = std::move(sink), .script = script});
   changed_.notify_all();
   return request.id;
 }
@@ -165,7 +165,8 @@ bool FakeEngine::step(sched::SequenceId id, Running& running) {
                               .logprob = logprob,
                               .top_ids = {tops.ids.data(), tops.count},
                               .top_logprobs = {tops.logprobs.data(), tops.count},
-                              .finish = finish});
+                              .finish = finish,
+                              .started = running.started});
   return finish == sched::FinishReason::kNone;
 }
 

@@ -47,6 +47,7 @@ class FakeEngine final : public EnginePort {
     std::shared_ptr<engine::SequenceSink> sink;
     std::vector<int32_t> script;
     size_t next = 0;
+    TimePoint started = Clock::now();
   };
 
   void run();

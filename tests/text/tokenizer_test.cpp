@@ -170,6 +170,25 @@ TEST(Tokenizer, TokenBytesAreRawBytes) {
   }
 }
 
+TEST(Tokenizer, SpellingsAreTheVocabularysOwn) {
+  const TokenizerSpec gguf = byte_vocabulary("gpt-2", {{"h", "i"}});
+  for (const TokenizerSpec& spec : {gguf, as_tokenizer_json(gguf)}) {
+    const auto tokenizer = make(spec);
+    for (size_t id = 0; id < gguf.tokens.size(); ++id)
+      EXPECT_EQ(tokenizer->spelling(static_cast<int32_t>(id)), gguf.tokens[id]) << id;
+    EXPECT_EQ(tokenizer->spelling(1 << 20), "");
+  }
+  const auto tokenizer = make(metaspace_vocabulary());
+  const std::vector<std::pair<int32_t, std::string>> cases = {{1, "<s>"},
+                                                              {3, "<0x00>"},
+                                                              {3 + 0xE2, "<0xE2>"},
+                                                              {259, "\u2581"},
+                                                              {260, "a"},
+                                                              {263, "\u00e9"},
+                                                              {264, "\u2581a"}};
+  for (const auto& [id, spelled] : cases) EXPECT_EQ(tokenizer->spelling(id), spelled) << id;
+}
+
 TEST(Tokenizer, PreTokenizersDifferInContractionsNewlinesAndComposition) {
   using Pieces = std::vector<std::string>;
   const auto split = [](const std::string& name, std::string_view text) {
