@@ -11,7 +11,7 @@ import unittest
 import harness
 from harness import our_lines, run
 
-SMALL = ["--kv-cache-memory-bytes", 64 << 20, "--max-model-len", 2048]
+SMALL = ["--kv-cache-memory-bytes", 128 << 20, "--max-model-len", 2048]
 KEY = "sk-operation-Secret1"
 PROMPT = "Once upon a time Pr0mptMarker"
 # What names.md promises to dashboards.
