@@ -225,7 +225,7 @@ struct PromptBlock {
     }
   }
 
-  // Keys first_key … of a tile, of which rows from `sure` keys on need no look: all see them.
+  // The tile's keys from `first_key` on. Every row of this warp sees the first `sure` keys of the context.
   __device__ void take(int stage, int first_key, int sure) {
     score_keys(stage);
     if (first_key + kKeys > sure) hide_keys(first_key);
