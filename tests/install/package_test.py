@@ -18,7 +18,7 @@ class Packages(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         harness.smollm()
-        for program in ("cpack", "dpkg-deb", "dpkg-shlibdeps"):
+        for program in ("cpack", "dpkg-deb", "dpkg-shlibdeps", "file"):
             if shutil.which(program) is None:
                 raise unittest.SkipTest(f"{program} is not installed")
         folder = tempfile.TemporaryDirectory()
