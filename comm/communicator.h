@@ -11,10 +11,16 @@
 
 namespace llm_dist::comm {
 
+// What a group is for, so that a backend prepares what pays.
+enum class GroupUse : uint8_t {
+  kTensors,  // sums, gathers and the like over all ranks
+  kHandOff,  // from one rank to another
+};
+
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 struct CommInfo {
-  std::string backend;  // "self", "thread", "mpi", "nccl"
+  std::string backend;  // "self", "thread", "mpi", "nccl", "p2p+nccl"
   std::string name;     // "tp", "stage", "token-return"
   int rank = 0;         // in this group
   int size = 1;

@@ -176,7 +176,7 @@ Status make_plan(const CommFlags& flags, const RankProcess& process, CommPlan& p
 Status measure_all(const CommFlags& flags, const CommPlan& plan, RankProcess& process) {
   const RankDevice& device = process.device();
   ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> group,
-                   make_device_communicator(process.world(), device.device, plan.ranks, "bench"));
+                   make_device_communicator(process.world(), device, plan.ranks, "bench"));
   ASSIGN_OR_RETURN(StreamTimer timer, StreamTimer::create(*device.backend, "bench", kMaxRepeats + 2));
   ASSIGN_OR_RETURN(
       CollectiveCases cases,

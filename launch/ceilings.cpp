@@ -130,7 +130,7 @@ Status all_reduces(RankProcess& process,
   parallel::Mesh mesh(options.layout, process.rank());
   ASSIGN_OR_RETURN(
       std::unique_ptr<comm::Communicator> group,
-      make_device_communicator(process.world(), process.device().device, mesh.tensor_group(), "ceilings"));
+      make_device_communicator(process.world(), process.device(), mesh.tensor_group(), "ceilings"));
   int64_t hidden = process.checkpoint().config().hidden_size;
   for (int batch : batches) {
     ASSIGN_OR_RETURN(

@@ -1,6 +1,7 @@
 #include "launch/device_choice.h"
 
 #include "comm/nccl_groups.h"
+#include "comm/p2p_groups.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/cuda_module.h"
 #include "launch/memory_ceiling.h"
@@ -104,11 +105,15 @@ Status add_device_resources(const RankDevice& device, RankResources& resources) 
 }
 
 Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World& world,
-                                                                     Device device,
+                                                                     const RankDevice& device,
                                                                      std::span<const int> world_ranks,
-                                                                     const std::string& name) {
-  if (device.type == DeviceType::kCuda)
-    return comm::make_nccl_communicator(world, world_ranks, name, device.index);
+                                                                     const std::string& name,
+                                                                     comm::GroupUse use) {
+  if (device.device.type == DeviceType::kCuda) {
+    if (device.custom_all_reduce && use == comm::GroupUse::kTensors)
+      return comm::make_p2p_communicator(world, world_ranks, name, device.device.index);
+    return comm::make_nccl_communicator(world, world_ranks, name, device.device.index);
+  }
   return world.make_communicator(world_ranks, name);
 }
 

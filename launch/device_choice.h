@@ -18,6 +18,8 @@ struct RankDevice {
   // Bytes a second of device memory, measured. Of a CPU: by `threads` that read `bytes` again and again, as
   // decode steps do, so that its caches count as they do there.
   std::function<Result<double>(device::Backend& backend, int threads, int64_t bytes)> read_bandwidth;
+  // Sums between GPUs over peer memory where that is possible, by kernels of our own.
+  bool custom_all_reduce = true;
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the
@@ -35,9 +37,11 @@ Status refuse_shared_devices(comm::World& world, const RankDevice& mine);
 Status add_device_resources(const RankDevice& device, RankResources& resources);
 
 // How this rank's groups on that device are made.
-Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World& world,
-                                                                     Device device,
-                                                                     std::span<const int> world_ranks,
-                                                                     const std::string& name);
+Result<std::unique_ptr<comm::Communicator>> make_device_communicator(
+    comm::World& world,
+    const RankDevice& device,
+    std::span<const int> world_ranks,
+    const std::string& name,
+    comm::GroupUse use = comm::GroupUse::kTensors);
 
 }  // namespace llm_dist::launch

@@ -120,7 +120,7 @@ Status run_collectives(RankProcess& process, const RankDevice& device, Measured&
   std::vector<int> everybody(static_cast<size_t>(process.size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   std::unique_ptr<device::Stream> stream = device.backend->make_stream("doctor");
-  ASSIGN_OR_RETURN(auto group, make_device_communicator(world, device.device, everybody, "doctor"));
+  ASSIGN_OR_RETURN(auto group, make_device_communicator(world, device, everybody, "doctor"));
   ASSIGN_OR_RETURN(device::Buffer data, device.backend->allocate(kLargeBytes, device::MemoryKind::kDevice));
   ASSIGN_OR_RETURN(device::Buffer host, device.backend->allocate(kSmallBytes, device::MemoryKind::kPinned));
   ReduceBench bench{*group, *stream, data, host};

@@ -35,6 +35,7 @@ struct ParallelFlags {
   std::string sequence_parallel = "auto";
   int threads = 0;
   double distributed_timeout_seconds = 600;
+  bool disable_custom_all_reduce = false;
 };
 
 struct MemoryFlags {

@@ -123,6 +123,7 @@ Status RankProcess::agree(const Status& mine) {
 
 Status RankProcess::find_device(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(device_, choose_device(flags.model.device, *world_, resources_.threads));
+  device_.custom_all_reduce = !flags.parallel.disable_custom_all_reduce;
   return add_device_resources(device_, resources_);
 }
 
@@ -166,9 +167,10 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
                                 .ops = device_.ops,
                                 .checkpoint = checkpoint_.get(),
                                 .hooks = hooks_};
-  parts.make_communicator = [this](std::span<const int> world_ranks, const std::string& name) {
-    return make_device_communicator(*world_, device_.device, world_ranks, name);
-  };
+  parts.make_communicator =
+      [this](std::span<const int> world_ranks, const std::string& name, comm::GroupUse use) {
+        return make_device_communicator(*world_, device_, world_ranks, name, use);
+      };
   if (bar) parts.load_progress = [&bar](int64_t done, int64_t total) { bar->update(done, total); };
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
   RETURN_IF_ERROR(note_library_files());

@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include "comm/nccl/nccl_communicator.h"
+#include "comm/p2p/peer_memory.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -14,8 +15,10 @@ Result<std::string> make_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
-constexpr NcclModule kModule{
-    .version = kNcclModuleVersion, .make_id = make_id, .connect = NcclCommunicator::connect};
+constexpr NcclModule kModule{.version = kNcclModuleVersion,
+                             .make_id = make_id,
+                             .connect = NcclCommunicator::connect,
+                             .make_peer_memory = make_peer_memory};
 
 }  // namespace
 }  // namespace llm_dist::comm

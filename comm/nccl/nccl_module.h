@@ -1,16 +1,18 @@
-// The NCCL module's one entry point. The module is the only thing that needs libnccl; it is built together
-// with llm-dist, and the version catches a stale one.
+// The NCCL module's one entry point: collectives between GPUs, the library's and those over peer memory,
+// which have no use without it. The module is the only thing that needs libnccl; it is built together with
+// llm-dist, and the version catches a stale one.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/p2p/peer_group.h"
 #include "src/base/clock.h"
 
 namespace llm_dist::comm {
 
-constexpr int kNcclModuleVersion = 2;
+constexpr int kNcclModuleVersion = 3;
 constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
 constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
 
@@ -25,6 +27,7 @@ struct NcclModule {
   Result<std::string> (*make_id)() = nullptr;
   // Every rank of the group calls it with the same id; waits for them until the deadline.
   Result<std::unique_ptr<Communicator>> (*connect)(const NcclGroup& group, Deadline deadline) = nullptr;
+  std::unique_ptr<PeerMemory> (*make_peer_memory)(const PeerGroup& group) = nullptr;
 };
 
 using NcclModuleEntry = const NcclModule* (*)();

@@ -159,16 +159,20 @@ Status RankEngine::agree_on_blocks() {
   return ok_status();
 }
 
-Result<comm::Communicator*> RankEngine::connect(const std::string& name, const std::vector<int>& ranks) {
+Result<comm::Communicator*> RankEngine::connect(const std::string& name,
+                                                const std::vector<int>& ranks,
+                                                comm::GroupUse use) {
   ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made,
-                   parts_.make_communicator ? parts_.make_communicator(ranks, name)
+                   parts_.make_communicator ? parts_.make_communicator(ranks, name, use)
                                             : parts_.world->make_communicator(ranks, name));
   communicators_.push_back(std::move(made));
   return communicators_.back().get();
 }
 
 Status RankEngine::make_communicators() {
-  ASSIGN_OR_RETURN(tensor_group_, connect("tp" + std::to_string(mesh_.stage()), mesh_.tensor_group()));
+  ASSIGN_OR_RETURN(
+      tensor_group_,
+      connect("tp" + std::to_string(mesh_.stage()), mesh_.tensor_group(), comm::GroupUse::kTensors));
   return ok_status();
 }
 
@@ -183,9 +187,10 @@ Status RankEngine::make_lanes() {
     std::vector<int> pair = {mesh_.rank_of(from_stage, mesh_.rank_tp()),
                              mesh_.rank_of(to_stage, mesh_.rank_tp())};
     int peer = mesh_.stage() == from_stage ? 1 : 0;
-    ASSIGN_OR_RETURN(
-        comm::Communicator * communicator,
-        connect(name + std::to_string(from_stage) + "." + std::to_string(mesh_.rank_tp()), pair));
+    ASSIGN_OR_RETURN(comm::Communicator * communicator,
+                     connect(name + std::to_string(from_stage) + "." + std::to_string(mesh_.rank_tp()),
+                             pair,
+                             comm::GroupUse::kHandOff));
     return parallel::Lane::create(*parts_.backend, *communicator, peer, bytes, lane_depth(options_), name);
   };
   int64_t bytes = handoff_bytes(hidden_size, options_);

@@ -41,8 +41,8 @@ struct RankEngineParts {
   const checkpoint::Checkpoint* checkpoint = nullptr;
   EngineHooks hooks;
   // Makes a group whose tensors lie on the backend's device; empty: the world's own.
-  std::function<Result<std::unique_ptr<comm::Communicator>>(std::span<const int> world_ranks,
-                                                            const std::string& name)>
+  std::function<Result<std::unique_ptr<comm::Communicator>>(
+      std::span<const int> world_ranks, const std::string& name, comm::GroupUse use)>
       make_communicator;
   std::function<void(int64_t bytes_done, int64_t bytes_total)> load_progress;
 };
@@ -74,7 +74,9 @@ class RankEngine {
   RankEngine(const RankEngineParts& parts, const EngineOptions& options);
   Status build();
   Status make_communicators();
-  Result<comm::Communicator*> connect(const std::string& name, const std::vector<int>& ranks);
+  Result<comm::Communicator*> connect(const std::string& name,
+                                      const std::vector<int>& ranks,
+                                      comm::GroupUse use);
   Status make_lanes();
   Status load();
   Status agree_on_blocks();

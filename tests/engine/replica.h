@@ -26,7 +26,7 @@ struct ReplicaOptions {
   // Of another device than the CPU: each rank's backend and groups.
   std::function<Result<std::unique_ptr<device::Backend>>(int rank)> make_backend;
   std::function<Result<std::unique_ptr<comm::Communicator>>(
-      comm::World& world, std::span<const int> world_ranks, const std::string& name)>
+      comm::World& world, std::span<const int> world_ranks, const std::string& name, comm::GroupUse use)>
       make_communicator;
 };
 

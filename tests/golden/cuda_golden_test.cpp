@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "comm/nccl_groups.h"
+#include "comm/p2p_groups.h"
 #include "kernels/cuda/cuda_module.h"
 #include "src/base/run_time_module.h"
 #include "tests/golden/golden_case.h"
@@ -45,9 +46,12 @@ class CudaGolden : public testing::TestWithParam<const char*> {
   ReplicaOptions replica_options(const EngineOptions& engine) const {
     ReplicaOptions options{.engine = engine, .ops = module_->ops};
     options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
-    options.make_communicator = [](comm::World& world, std::span<const int> ranks, const std::string& name) {
-      return comm::make_nccl_communicator(world, ranks, name, world.rank_info().rank);
-    };
+    options.make_communicator =
+        [](comm::World& world, std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
+          int index = world.rank_info().rank;
+          return use == comm::GroupUse::kTensors ? comm::make_p2p_communicator(world, ranks, name, index)
+                                                 : comm::make_nccl_communicator(world, ranks, name, index);
+        };
     return options;
   }
 

@@ -52,6 +52,16 @@ class Gpu(load_test.Streams):
                 self.assertEqual(status, 200, answer)
                 self.assertIn("Paris", answer["choices"][0]["message"]["content"])
 
+    def test_paris_with_sums_over_nccl(self):
+        for tp, pp in layouts():
+            if tp == 1:
+                continue
+            with self.subTest(tp=tp, pp=pp), self.serve(tp, pp, ["--disable-custom-all-reduce"]) as server:
+                status, answer = server.wait_ready().post("/v1/chat/completions", ANSWER)
+                self.assertEqual(status, 200, answer)
+                self.assertIn("Paris", answer["choices"][0]["message"]["content"])
+                self.assertNotIn("peer memory", server.log())
+
     def test_many_streams(self):
         for tp, pp in layouts()[-2:]:
             with self.subTest(tp=tp, pp=pp), self.serve(tp, pp) as server:

@@ -1,4 +1,4 @@
-// Kernels that start while the one in front of them ends (launch_overlapped in kernels/cuda/launch.h). What
+// Kernels that start while the one in front of them ends (overlapped_launch.h). What
 // no step writes, weights above all, may be read before wait_for_previous().
 #pragma once
 

@@ -1,0 +1,399 @@
+// Three ways to sum a tensor over GPUs that can write to each other's memory. All push: a write goes one way,
+// a read would go there and back. Every rank adds up the same values in the same order, so all have the same
+// bits.
+//
+// Blocks of one number on the ranks are on their own (peer_layout.h). Such a block counts its calls; the
+// count is in its GPU's memory, since a graph's kernels get the same arguments at each replay, and all ranks
+// count alike, since they make the same calls. Nothing is cleared between calls: what an earlier call left
+// carries an earlier number. Below, "call n" is the n-th of one way in which the block takes part.
+//
+// No write comes too early. A rank's kernels run one after the other (wait_for_previous), so that
+//   (1) what a rank sends in call n, it sends after it has read all that it reads in call n - 1, and
+//   (2) a rank that ends call n has heard from every peer in call n.
+// Packets, one shot: two slots, taken in turn. A rank writes to a peer's slot of call n in call n + 2, after
+// it has heard from the peer in call n + 1 (2), which has then read that slot (1).
+// Two shots: one place each for shares and for finished parts. A rank writes shares of call n + 1 after call
+// n, in which the peer's finished part came (2), sent after the peer had read its shares of call n. It writes
+// a finished part of call n + 1 after the peer's shares of call n + 1 came, sent after the peer had read the
+// finished parts of call n (1).
+//
+// Blocks only wait for blocks of the same number, and a GPU has room for all of a call's blocks at once,
+// unless other kernels that wait for a peer hold it.
+#include <algorithm>
+
+#include "comm/p2p/all_reduce.h"
+#include "comm/p2p/system_memory.cuh"
+#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/overlapped_launch.h"
+#include "kernels/cuda/device/vec.cuh"
+
+namespace llm_dist::comm {
+namespace {
+
+// A wait looks at its peers this often between two looks at the host's word, which is far away.
+constexpr uint32_t kPollsPerLook = 256;
+// Units that a thread has on their way at once.
+constexpr int kBatch = 4;
+
+struct FlatTensor {
+  void* data = nullptr;
+  int count = 0;         // of elements
+  bool aligned = false;  // to a unit
+};
+
+template <typename T>
+constexpr int kPerUnit = kUnitBytes / sizeof(T);
+
+template <typename T>
+__device__ int units_of(const FlatTensor& tensor) {
+  return (tensor.count + kPerUnit<T> - 1) / kPerUnit<T>;
+}
+
+// Zeros behind the end.
+template <typename T>
+__device__ uint4 load_unit(const FlatTensor& tensor, int unit) {
+  const int first = unit * kPerUnit<T>;
+  const T* from = static_cast<const T*>(tensor.data) + first;
+  if (tensor.aligned && first + kPerUnit<T> <= tensor.count) return *reinterpret_cast<const uint4*>(from);
+  uint4 raw = {};
+  T* values = reinterpret_cast<T*>(&raw);
+#pragma unroll
+  for (int i = 0; i < kPerUnit<T>; ++i) {
+    if (first + i < tensor.count) values[i] = from[i];
+  }
+  return raw;
+}
+
+template <typename T>
+__device__ void store_unit(const FlatTensor& tensor, int unit, uint4 raw) {
+  const int first = unit * kPerUnit<T>;
+  T* to = static_cast<T*>(tensor.data) + first;
+  if (tensor.aligned && first + kPerUnit<T> <= tensor.count) {
+    *reinterpret_cast<uint4*>(to) = raw;
+    return;
+  }
+  const T* values = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+  for (int i = 0; i < kPerUnit<T>; ++i) {
+    if (first + i < tensor.count) to[i] = values[i];
+  }
+}
+
+// raw: by rank.
+template <typename T, int kMostRanks>
+__device__ uint4 sum_units(const uint4 (&raw)[kMostRanks], int size) {
+  float sum[kPerUnit<T>];
+#pragma unroll
+  for (int rank = 0; rank < kMostRanks; ++rank) {
+    if (rank >= size) break;
+    const T* values = reinterpret_cast<const T*>(&raw[rank]);
+#pragma unroll
+    for (int i = 0; i < kPerUnit<T>; ++i) {
+      const float value = kernels::to_float_dev(values[i]);
+      sum[i] = rank == 0 ? value : sum[i] + value;
+    }
+  }
+  uint4 rounded;
+  T* values = reinterpret_cast<T*>(&rounded);
+#pragma unroll
+  for (int i = 0; i < kPerUnit<T>; ++i) values[i] = kernels::from_float_dev<T>(sum[i]);
+  return rounded;
+}
+
+template <typename T>
+__device__ T* at(const PeerView& peers, int rank, int64_t offset) {
+  return reinterpret_cast<T*>(peers.memory[rank] + offset);
+}
+
+// The `distance`-th rank behind this one: each rank begins with another peer.
+__device__ inline int peer_behind(const PeerView& peers, int distance) {
+  const int rank = peers.rank + distance;
+  return rank < peers.size ? rank : rank - peers.size;
+}
+
+__device__ inline bool gives_up(const PeerView& peers, uint32_t& polls) {
+  return ++polls % kPollsPerLook == 0 && load_relaxed(peers.aborted) != 0;
+}
+
+// What of `source` lies in a rank's memory, in call `number`.
+__device__ inline int64_t packets_of(const PeerView& peers, int source, uint64_t number, int unit) {
+  const int64_t part = static_cast<int64_t>(number % 2) * peers.size + source;
+  return peers.layout.packets + (part * peers.layout.packet_units + unit) * kPacketsBytes;
+}
+
+__device__ inline uint64_t joined(uint32_t low, uint32_t high) {
+  return low | static_cast<uint64_t>(high) << 32;
+}
+
+__device__ inline void send_packets(const PeerView& peers, uint64_t number, int unit, uint4 raw) {
+  const int64_t offset = packets_of(peers, peers.rank, number, unit);
+  for (int distance = 1; distance < peers.size; ++distance) {
+    Packet* to = at<Packet>(peers, peer_behind(peers, distance), offset);
+    store_packet(to, joined(raw.x, raw.y), number);
+    store_packet(to + 1, joined(raw.z, raw.w), number);
+  }
+}
+
+// Fills in all ranks' but this one's; false when the group was aborted.
+template <int kMostRanks>
+__device__ bool receive_packets(const PeerView& peers, uint64_t number, int unit, uint4 (&raw)[kMostRanks]) {
+  uint32_t polls = 0;
+  do {
+    bool arrived = true;
+#pragma unroll
+    for (int source = 0; source < kMostRanks; ++source) {
+      if (source >= peers.size || source == peers.rank) continue;
+      const Packet* from = at<Packet>(peers, peers.rank, packets_of(peers, source, number, unit));
+      const Packet low = load_packet(from);
+      const Packet high = load_packet(from + 1);
+      arrived = arrived && low.number == number && high.number == number;
+      raw[source] = make_uint4(static_cast<uint32_t>(low.data),
+                               static_cast<uint32_t>(low.data >> 32),
+                               static_cast<uint32_t>(high.data),
+                               static_cast<uint32_t>(high.data >> 32));
+    }
+    if (arrived) return true;
+  } while (!gives_up(peers, polls));
+  return false;
+}
+
+// For what a step waits for: the number of the call travels with each 8 bytes, so that there is one trip
+// between GPUs, no fence and no barrier. Half of what travels are numbers.
+template <typename T, int kMostRanks>
+__global__ void __launch_bounds__(kPacketThreads)
+    sum_packets(const __grid_constant__ PeerView peers, const FlatTensor tensor) {
+  kernels::wait_for_previous();
+  kernels::let_next_start();
+  uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.packet_calls) + blockIdx.x;
+  const uint64_t number = load_relaxed(calls) + 1;
+  const int units = units_of<T>(tensor);
+  const int first = static_cast<int>(blockIdx.x * kPacketThreads + threadIdx.x);
+  constexpr int kStep = kPacketBlocks * kPacketThreads;
+  uint4 kept = {};
+  if (first < units) kept = load_unit<T>(tensor, first);
+  for (int unit = first; unit < units; unit += kStep)
+    send_packets(peers, number, unit, unit == first ? kept : load_unit<T>(tensor, unit));
+  for (int unit = first; unit < units; unit += kStep) {
+    const uint4 mine = unit == first ? kept : load_unit<T>(tensor, unit);
+    uint4 raw[kMostRanks];
+#pragma unroll
+    for (int rank = 0; rank < kMostRanks; ++rank) raw[rank] = mine;
+    if (!receive_packets(peers, number, unit, raw)) break;
+    store_unit<T>(tensor, unit, sum_units<T>(raw, peers.size));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) *calls = number;
+}
+
+// Tells the peers' blocks of this number that what this block sent them in call `number` is there, and waits
+// for them to say so. Ends with a barrier; false when the group was aborted.
+__device__ bool meet_peers(const PeerView& peers, int64_t flags, uint64_t number) {
+  __syncthreads();  // what the block's other threads have sent goes before the release, too
+  bool aborted = false;
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer < peers.size && peer != peers.rank) {
+    const int64_t flags_of_block = flags + static_cast<int64_t>(blockIdx.x) * kMaxPeerRanks * 8;
+    store_release(at<uint64_t>(peers, peer, flags_of_block) + peers.rank, number);
+    const uint64_t* theirs = at<uint64_t>(peers, peers.rank, flags_of_block) + peer;
+    uint32_t polls = 0;
+    while (!aborted && load_acquire(theirs) < number) aborted = gives_up(peers, polls);
+  }
+  return __syncthreads_or(aborted) == 0;
+}
+
+// Calls put(unit, get(unit)) for those of `units` that fall to this thread, a batch of gets before its puts.
+template <typename Get, typename Put>
+__device__ void move_units(int units, Get&& get, Put&& put) {
+  constexpr int kStep = kStageBlocks * kStageThreads;
+  const int first = static_cast<int>(blockIdx.x * kStageThreads + threadIdx.x);
+  for (int begin = first; begin < units; begin += kBatch * kStep) {
+    uint4 raw[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i * kStep < units) raw[i] = get(begin + i * kStep);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (begin + i * kStep < units) put(begin + i * kStep, raw[i]);
+    }
+  }
+}
+
+// The sum of this rank's `mine` and of what the others have put into this rank's memory: `staged` is the
+// offset of rank 0's unit, `stride` the bytes from a rank's to the next one's.
+template <typename T, int kMostRanks>
+__device__ uint4 sum_staged(const PeerView& peers, uint4 mine, int64_t staged, int64_t stride) {
+  uint4 raw[kMostRanks];
+#pragma unroll
+  for (int source = 0; source < kMostRanks; ++source) {
+    raw[source] = mine;
+    if (source < peers.size && source != peers.rank)
+      raw[source] = load_staged(at<uint4>(peers, peers.rank, staged + source * stride));
+  }
+  return sum_units<T>(raw, peers.size);
+}
+
+template <typename T, int kMostRanks>
+__global__ void __launch_bounds__(kStageThreads)
+    sum_one_shot(const __grid_constant__ PeerView peers, const FlatTensor tensor) {
+  kernels::wait_for_previous();
+  kernels::let_next_start();
+  uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.one_shot_calls) + blockIdx.x;
+  const uint64_t number = load_relaxed(calls) + 1;
+  const int units = units_of<T>(tensor);
+  const int64_t stride = peers.layout.one_shot_units * kUnitBytes;
+  const int64_t slot = peers.layout.one_shot + static_cast<int64_t>(number % 2) * peers.size * stride;
+  move_units(
+      units,
+      [&](int unit) { return load_unit<T>(tensor, unit); },
+      [&](int unit, uint4 raw) {
+        for (int distance = 1; distance < peers.size; ++distance)
+          at<uint4>(peers, peer_behind(peers, distance), slot + peers.rank * stride)[unit] = raw;
+      });
+  if (meet_peers(peers, peers.layout.one_shot_flags, number)) {
+    move_units(
+        units,
+        [&](int unit) {
+          return sum_staged<T, kMostRanks>(
+              peers, load_unit<T>(tensor, unit), slot + unit * kUnitBytes, stride);
+        },
+        [&](int unit, uint4 raw) { store_unit<T>(tensor, unit, raw); });
+  }
+  if (threadIdx.x == 0) *calls = number;  // read by all before they met
+}
+
+// The units of a tensor that are one rank's to sum up.
+struct Part {
+  int begin = 0;
+  int units = 0;
+};
+
+__device__ inline Part part_of(const PeerView& peers, int units, int rank) {
+  const int most = (units + peers.size - 1) / peers.size;
+  const int begin = min(rank * most, units);
+  return {begin, min(most, units - begin)};
+}
+
+template <typename T>
+__device__ void send_shares(const PeerView& peers, const FlatTensor& tensor, int64_t stride) {
+  const int units = units_of<T>(tensor);
+  for (int distance = 1; distance < peers.size; ++distance) {
+    const int peer = peer_behind(peers, distance);
+    const Part part = part_of(peers, units, peer);
+    uint4* to = at<uint4>(peers, peer, peers.layout.scatter + peers.rank * stride);
+    move_units(
+        part.units,
+        [&](int unit) { return load_unit<T>(tensor, part.begin + unit); },
+        [&](int unit, uint4 raw) { to[unit] = raw; });
+  }
+}
+
+template <typename T, int kMostRanks>
+__device__ void sum_own_part(const PeerView& peers, const FlatTensor& tensor, int64_t stride) {
+  const Part part = part_of(peers, units_of<T>(tensor), peers.rank);
+  move_units(
+      part.units,
+      [&](int unit) {
+        return sum_staged<T, kMostRanks>(
+            peers, load_unit<T>(tensor, part.begin + unit), peers.layout.scatter + unit * kUnitBytes, stride);
+      },
+      [&](int unit, uint4 raw) {
+        for (int distance = 1; distance < peers.size; ++distance) {
+          const int peer = peer_behind(peers, distance);
+          at<uint4>(peers, peer, peers.layout.gather + peers.rank * stride)[unit] = raw;
+        }
+        store_unit<T>(tensor, part.begin + unit, raw);
+      });
+}
+
+template <typename T>
+__device__ void take_finished_parts(const PeerView& peers, const FlatTensor& tensor, int64_t stride) {
+  const int units = units_of<T>(tensor);
+  for (int distance = 1; distance < peers.size; ++distance) {
+    const int peer = peer_behind(peers, distance);
+    const Part part = part_of(peers, units, peer);
+    const uint4* from = at<uint4>(peers, peers.rank, peers.layout.gather + peer * stride);
+    move_units(
+        part.units,
+        [&](int unit) { return load_staged(from + unit); },
+        [&](int unit, uint4 raw) { store_unit<T>(tensor, part.begin + unit, raw); });
+  }
+}
+
+// Each rank gets a share of its part from every other, sums it up and hands out the result.
+template <typename T, int kMostRanks>
+__global__ void __launch_bounds__(kStageThreads)
+    sum_two_shot(const __grid_constant__ PeerView peers, const FlatTensor tensor) {
+  kernels::wait_for_previous();
+  kernels::let_next_start();
+  uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.two_shot_calls) + blockIdx.x;
+  const uint64_t number = load_relaxed(calls) + 1;
+  const int64_t stride = peers.layout.part_units * kUnitBytes;
+  send_shares<T>(peers, tensor, stride);
+  bool met = meet_peers(peers, peers.layout.scatter_flags, number);
+  if (met) {
+    sum_own_part<T, kMostRanks>(peers, tensor, stride);
+    met = meet_peers(peers, peers.layout.gather_flags, number);
+  }
+  if (met) take_finished_parts<T>(peers, tensor, stride);
+  if (threadIdx.x == 0) *calls = number;  // read by all before they met
+}
+
+using Kernel = void (*)(PeerView, FlatTensor);
+
+template <typename T, int kMostRanks>
+Kernel kernel_of(PeerWay way) {
+  switch (way) {
+    case PeerWay::kPackets: return sum_packets<T, kMostRanks>;
+    case PeerWay::kOneShot: return sum_one_shot<T, kMostRanks>;
+    case PeerWay::kTwoShot: return sum_two_shot<T, kMostRanks>;
+  }
+  return nullptr;
+}
+
+template <typename T>
+Kernel kernel_of(PeerWay way, int size) {
+  if (size == 2) return kernel_of<T, 2>(way);
+  return size <= 4 ? kernel_of<T, 4>(way) : kernel_of<T, kMaxPeerRanks>(way);
+}
+
+Kernel kernel_of(PeerWay way, DType dtype, int size) {
+  switch (dtype) {
+    case DType::kF32: return kernel_of<float>(way, size);
+    case DType::kF16: return kernel_of<__half>(way, size);
+    case DType::kBF16: return kernel_of<__nv_bfloat16>(way, size);
+    default: CHECK(false, "sums of {} over peer memory", dtype);
+  }
+}
+
+}  // namespace
+
+cudaError_t all_reduce_sum(
+    PeerWay way, const PeerView& peers, DType dtype, void* data, int64_t count, cudaStream_t stream) {
+  const FlatTensor tensor{.data = data,
+                          .count = static_cast<int>(count),
+                          .aligned = reinterpret_cast<uintptr_t>(data) % kUnitBytes == 0};
+  const int64_t units = units_in(count * dtype_bytes(dtype));
+  const int64_t most_of_a_rank = way == PeerWay::kTwoShot ? (units + peers.size - 1) / peers.size : units;
+  const bool packets = way == PeerWay::kPackets;
+  const int threads = packets ? kPacketThreads : kStageThreads;
+  const int64_t wanted = (most_of_a_rank + threads - 1) / threads;
+  const int64_t blocks = std::min<int64_t>(wanted, packets ? kPacketBlocks : kStageBlocks);
+  kernels::launch_overlapped(
+      kernel_of(way, dtype, peers.size), dim3(static_cast<unsigned>(blocks)), threads, stream, peers, tensor);
+  return cudaGetLastError();
+}
+
+cudaError_t load_all_reduce_kernels(int size) {
+  for (PeerWay way : {PeerWay::kPackets, PeerWay::kOneShot, PeerWay::kTwoShot}) {
+    for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      cudaFuncAttributes attributes{};
+      cudaError_t error =
+          cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel_of(way, dtype, size)));
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,53 @@
+// A group of GPUs of one host that read and write each other's memory: how its ranks get there, in two
+// exchanges between the hosts. Implemented in the NCCL module (comm/nccl/nccl_module.h): a group of GPUs
+// always has NCCL beside it, for what peer memory is not used for.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace llm_dist::comm {
+
+// Up to how many bytes an all-reduce goes each way; 0: never. Each way has memory of its own on every GPU, a
+// small multiple of its limit (peer_layout.h). The smallest fitting way is taken, in this order.
+struct PeerLimits {
+  int64_t packets_bytes = 0;   // everything to everyone, each 8 bytes with their number: one trip, no fence
+  int64_t one_shot_bytes = 0;  // everything to everyone, then a flag
+  int64_t two_shot_bytes = 0;  // a part of the sum each, then the parts of everyone
+  bool operator==(const PeerLimits&) const = default;
+  int64_t largest() const;
+};
+PeerLimits default_peer_limits(int group_size);
+
+inline constexpr int kMaxPeerRanks = 8;
+
+struct PeerGroup {
+  CommInfo info;
+  int device_index = 0;
+  PeerLimits limits;
+  // Returns ok when every rank of the group has called it: only then is memory given back that a peer may
+  // have mapped. Called once, at the end, unless the group was aborted.
+  std::function<Status()> leave;
+};
+
+// One rank's memory for its peers. Used in this order, once; a rank whose step fails says so to the others,
+// which then go no further either.
+class PeerMemory {
+ public:
+  virtual ~PeerMemory() = default;
+  // Takes the memory. Returns what the peers need to know of it, kPeerCardBytes long.
+  virtual Result<std::string> prepare() = 0;
+  // Opens the memory of all others, from their cards in rank order. failed_precondition names a rank whose
+  // GPU cannot be reached.
+  virtual Status open(std::span<const std::string> cards) = 0;
+  // Sums of floats go over peer memory as far as the limits allow, all else to `fallback`.
+  virtual std::unique_ptr<Communicator> connect(std::unique_ptr<Communicator> fallback) = 0;
+};
+
+inline constexpr size_t kPeerCardBytes = 128;
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,71 @@
+// Where things lie in the memory that a rank of a peer group gives its peers to write to. The same on all
+// ranks. Sizes in bytes unless they are called units: 16 bytes of a tensor, what a thread moves at a time.
+//
+// A unit of a tensor always falls to the same block of a way's kernel, however many blocks a call has, and a
+// block talks only to the blocks of its number on other ranks. So a block's part of each region is its own,
+// each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu).
+#pragma once
+
+#include <cstdint>
+
+#include "comm/p2p/peer_group.h"
+
+namespace llm_dist::comm {
+
+inline constexpr int64_t kUnitBytes = 16;
+inline constexpr int64_t kPacketsBytes = 32;  // of a unit: two packets of 8 bytes with an 8-byte number
+inline constexpr int kPacketThreads = 128;
+inline constexpr int kPacketBlocks = 128;
+inline constexpr int kStageThreads = 512;
+inline constexpr int kStageBlocks = 64;
+
+// Offsets from the start of a rank's memory.
+struct PeerLayout {
+  int64_t packet_units = 0;    // of a rank's part of a slot
+  int64_t one_shot_units = 0;  // likewise
+  int64_t part_units = 0;      // of one of the parts that a two-shot call divides a tensor into
+
+  int64_t packet_calls = 0;    // uint64_t [kPacketBlocks]: calls made, by block; this rank's own
+  int64_t one_shot_calls = 0;  // uint64_t [kStageBlocks]
+  int64_t two_shot_calls = 0;  // uint64_t [kStageBlocks]
+  int64_t one_shot_flags = 0;  // uint64_t [kStageBlocks][kMaxPeerRanks]: calls that the peers have sent for
+  int64_t scatter_flags = 0;   // likewise
+  int64_t gather_flags = 0;    // likewise
+  int64_t packets = 0;         // packets [2 slots][size][packet_units]
+  int64_t one_shot = 0;        // units [2 slots][size][one_shot_units]
+  int64_t scatter = 0;         // units [size][part_units]: the ranks' shares of this rank's part
+  int64_t gather = 0;          // units [size][part_units]: the ranks' finished parts
+  int64_t bytes = 0;
+};
+
+constexpr int64_t units_in(int64_t bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
+
+inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
+  // A mapped handle shows its peers whole pages of this size.
+  constexpr int64_t kPageBytes = 2 << 20;
+  constexpr int64_t kLineBytes = 128;
+  PeerLayout at{.packet_units = units_in(limits.packets_bytes),
+                .one_shot_units = units_in(limits.one_shot_bytes),
+                .part_units = (units_in(limits.two_shot_bytes) + size - 1) / size};
+  int64_t end = 0;
+  auto place = [&end](int64_t bytes) {
+    const int64_t begin = end;
+    end += (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
+    return begin;
+  };
+  constexpr int64_t kWord = sizeof(uint64_t);
+  at.packet_calls = place(kPacketBlocks * kWord);
+  at.one_shot_calls = place(kStageBlocks * kWord);
+  at.two_shot_calls = place(kStageBlocks * kWord);
+  at.one_shot_flags = place(kStageBlocks * kMaxPeerRanks * kWord);
+  at.scatter_flags = place(kStageBlocks * kMaxPeerRanks * kWord);
+  at.gather_flags = place(kStageBlocks * kMaxPeerRanks * kWord);
+  at.packets = place(2 * size * at.packet_units * kPacketsBytes);
+  at.one_shot = place(2 * size * at.one_shot_units * kUnitBytes);
+  at.scatter = place(size * at.part_units * kUnitBytes);
+  at.gather = place(size * at.part_units * kUnitBytes);
+  at.bytes = (end + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return at;
+}
+
+}  // namespace llm_dist::comm

@@ -1,0 +1,68 @@
+// Accesses to memory that other GPUs read and write at the same time, in the terms of the PTX memory model at
+// the scope of the system: relaxed ones are never torn and go past the first-level cache, a release makes
+// what this thread has seen and written before it visible to whoever acquires its value.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace llm_dist::comm {
+
+// Eight bytes of a tensor and the number of the call that sent them. Written and read in one piece: 16-byte
+// accesses are single ones in the memory model since PTX 8.4, so a reader that sees the number has the data.
+struct alignas(16) Packet {
+  uint64_t data;
+  uint64_t number;
+};
+
+__device__ inline void store_packet(Packet* to, uint64_t data, uint64_t number) {
+  asm volatile(
+      "{ .reg .b128 packet; mov.b128 packet, {%1, %2}; st.relaxed.sys.global.b128 [%0], packet; }" ::"l"(to),
+      "l"(data),
+      "l"(number)
+      : "memory");
+}
+
+__device__ inline Packet load_packet(const Packet* from) {
+  Packet packet;
+  asm volatile("{ .reg .b128 packet; ld.relaxed.sys.global.b128 packet, [%2]; mov.b128 {%0, %1}, packet; }"
+               : "=l"(packet.data), "=l"(packet.number)
+               : "l"(from)
+               : "memory");
+  return packet;
+}
+
+__device__ inline void store_release(uint64_t* to, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ inline uint64_t load_acquire(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// What a peer wrote before a value of its that this block has acquired. In order with the waits before it.
+__device__ inline uint4 load_staged(const uint4* from) {
+  uint4 raw;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "l"(from)
+               : "memory");
+  return raw;
+}
+
+__device__ inline uint32_t load_relaxed(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+__device__ inline uint64_t load_relaxed(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
+}  // namespace llm_dist::comm

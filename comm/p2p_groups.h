@@ -1,0 +1,23 @@
+// Tensor groups of GPUs: NCCL, and in front of it all-reduces of our own over peer memory where the GPUs can
+// reach each other.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "comm/p2p/peer_group.h"
+#include "comm/world.h"
+
+namespace llm_dist::comm {
+
+// As make_nccl_communicator, whose communicator it returns when the ranks are on several hosts or their GPUs
+// cannot reach each other; the log says so. `limits`: other than the group's size has by default.
+Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
+                                                            std::span<const int> world_ranks,
+                                                            const std::string& name,
+                                                            int device_index,
+                                                            std::optional<PeerLimits> limits = {});
+
+}  // namespace llm_dist::comm
