@@ -12,6 +12,7 @@ namespace llm_dist::comm {
 namespace {
 
 constexpr int kPartBytes = 1024;
+constexpr double kEndingSeconds = 1;
 
 Status nccl_status(ncclResult_t result, ncclComm_t comm, std::string_view what) {
   if (result == ncclSuccess || result == ncclInProgress) return ok_status();
@@ -137,7 +138,34 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator::connect(const NcclGroup&
   return std::unique_ptr<Communicator>(std::move(made));
 }
 
+// A communicator that ends on a thread of its own.
+class NcclCommunicator::Ending {
+ public:
+  static std::shared_ptr<Ending> start(ncclComm_t comm) {
+    auto ending = std::make_shared<Ending>();
+    std::thread([ending, comm] {
+      (void)ncclCommAbort(comm);
+      std::lock_guard lock(ending->mutex_);
+      ending->done_ = true;
+      ending->changed_.notify_all();
+    }).detach();
+    return ending;
+  }
+  void wait(Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline.when(), [this] { return done_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+};
+
 NcclCommunicator::~NcclCommunicator() {
+  // The process may be about to end, and NCCL must not be at work then.
+  std::shared_ptr<Ending> ending = ending_.load();
+  if (ending != nullptr) ending->wait(Deadline::after_seconds(kEndingSeconds));
   if (comm_ == nullptr || aborted_.load()) return;
   // Of a group in good order everything issued has run: there is nobody left to tell, and nothing to flush.
   (void)ncclCommAbort(comm_);
@@ -232,7 +260,7 @@ Status NcclCommunicator::poll() const {
 void NcclCommunicator::abort(Status cause) {
   error_.set(std::move(cause));
   // Ending a communicator takes its time, and whoever aborts has none to lose.
-  if (!aborted_.exchange(true)) std::thread([comm = comm_] { (void)ncclCommAbort(comm); }).detach();
+  if (!aborted_.exchange(true)) ending_.store(Ending::start(comm_));
 }
 
 }  // namespace llm_dist::comm

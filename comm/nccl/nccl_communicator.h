@@ -6,6 +6,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <memory>
 
 #include "comm/communicator.h"
 #include "comm/first_error.h"
@@ -41,6 +42,8 @@ class NcclCommunicator : public Communicator {
   NcclGroup group_;
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> aborted_{false};
+  class Ending;
+  std::atomic<std::shared_ptr<Ending>> ending_;
   mutable FirstError error_;
 };
 
