@@ -11,6 +11,9 @@
 
 namespace llm_dist::kernels {
 
+// Which kernels multiply few rows by a matrix, where a device has both a library's and ours.
+enum class LinearKernels : uint8_t { kFastest, kLibrary, kOwn };
+
 struct OpStateOptions {
   int threads = 1;  // CPU only
   DType activation_dtype = DType::kF32;
@@ -18,6 +21,7 @@ struct OpStateOptions {
   int64_t max_features = 0;  // the widest row (input features of any linear layer)
   int64_t max_sequences = 0;
   int64_t vocab_size = 0;  // widest row of logits, padded
+  LinearKernels linear = LinearKernels::kFastest;
 };
 
 class OpState {

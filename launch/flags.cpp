@@ -165,6 +165,9 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
       ->check(CLI::IsMember({"fcfs", "priority"}))
       ->capture_default_str();
   group->add_flag("--enforce-eager", scheduler.enforce_eager, "Issue every step anew: no graphs");
+  group->add_flag("--disable-custom-linear",
+                  scheduler.disable_custom_linear,
+                  "Matrix products of few rows on GPUs by cuBLASLt alone, not by kernels of our own");
   group
       ->add_option("--cuda-graph-sizes",
                    scheduler.cuda_graph_sizes,
@@ -270,6 +273,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   }
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
+  if (flags.scheduler.disable_custom_linear) options.linear_kernels = kernels::LinearKernels::kLibrary;
   options.priority_scheduling = flags.scheduler.policy == "priority";
   options.graph_sizes = graph_sizes(flags.scheduler, resources);
   options.threads = flags.parallel.threads > 0 ? flags.parallel.threads : resources.threads;

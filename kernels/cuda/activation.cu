@@ -9,8 +9,8 @@ namespace {
 
 template <typename T, int kVec>
 __global__ void silu_and_mul_rows(RowView<const T> gate_up, RowView<T> out, int width) {
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   const int64_t row = blockIdx.x;
   const int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kVec;
   if (i >= width) return;

@@ -181,15 +181,19 @@ struct Softmax {
     weight[1] = transpose_8x8(pack_pair(T(), score[2], score[3]));
   }
 
-  // Rounds of this warp: keys first, first + stride, … below end. The next round's K is on its way while this
-  // one's weights are worked out, its V while the next scores are.
+  __device__ void load_round(const Pages<T, kHeadDim>& pages, int first) {
+    const int64_t at = pages.offset(pages.block_of(first), first);
+    load_k(pages.k + at);
+    load_v(pages.v + at);
+  }
+
+  // Rounds of this warp: keys first, first + stride, … below end; the first round is loaded. The next round's
+  // K is on its way while this one's weights are worked out, its V while the next scores are.
   __device__ void run(
       const Pages<T, kHeadDim>& pages, int first, int end, int stride, int context, float scale) {
     if (first >= end) return;
-    int64_t at = pages.offset(pages.block_of(first), first);
+    int64_t at = 0;
     int block = first + stride < end ? pages.block_of(first + stride) : 0;
-    load_k(pages.k + at);
-    load_v(pages.v + at);
 #pragma unroll 1
     for (int key = first; key < end; key += stride) {
       const bool more = key + stride < end;
@@ -273,23 +277,25 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   constexpr int kPieces = kHeadDim / 8;
   __shared__ float merged[kWarps][kRows][kWidth];
   __shared__ int arrived;
-  wait_for_previous();
   let_next_start();
+  // The plan, the block table and what earlier steps left in the cache were there before rope_append, the
+  // kernel in front, let this one start (rope_append.cu).
   const DecodeItem item = args.plan.decode[blockIdx.x];
-  if (item.sequence < 0) return;
+  if (item.sequence < 0) return wait_for_previous();
   const int kv_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const AttentionRows rows{
       item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
   Softmax<T, kHeadDim, kTiles> softmax;
+  const Pages<T, kHeadDim> pages(args, k_cache, v_cache, item.sequence, kv_head);
+  const int first = item.begin + warp * kKeys;
+  const bool older = first + kKeys <= item.context - item.num_queries;
+  if (older && first < item.end) softmax.load_round(pages, first);
+  wait_for_previous();
   softmax.start(args, queries, rows, kv_head, 0);
-  softmax.run(Pages<T, kHeadDim>(args, k_cache, v_cache, item.sequence, kv_head),
-              item.begin + warp * kKeys,
-              item.end,
-              kWarps * kKeys,
-              rows.context,
-              args.scale);
+  if (!older && first < item.end) softmax.load_round(pages, first);
+  softmax.run(pages, first, item.end, kWarps * kKeys, rows.context, args.scale);
   softmax.finish();
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {

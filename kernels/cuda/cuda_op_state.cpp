@@ -16,7 +16,7 @@ Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
   const std::string cache = user_cache_folder();
   ASSIGN_OR_RETURN(
       std::unique_ptr<Matmul> matmul,
-      Matmul::make(buffer.data(), kMatmulBytes, cache.empty() ? std::string() : cache + "/llm-dist"));
+      Matmul::make(buffer.data(), kMatmulBytes, cache.empty() ? cache : cache + "/llm-dist", options.linear));
   return std::unique_ptr<CudaOpState>(new CudaOpState(options, std::move(buffer), std::move(matmul)));
 }
 

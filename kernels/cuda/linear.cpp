@@ -56,10 +56,11 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
                           .out = params.out.dtype,
                           .has_bias = static_cast<bool>(params.bias),
                           .alignment = common_alignment(operands)};
-  if (takes_skinny_linear(shape)) {
+  CudaOpState& mine = as_cuda_state(state);
+  if (mine.options().linear != LinearKernels::kLibrary && takes_skinny_linear(shape)) {
     return cuda.check(launch_skinny_linear(shape, operands, cuda.handle()), "linear");
   }
-  as_cuda_state(state).matmul().run(shape, operands, cuda);
+  mine.matmul().run(shape, operands, cuda);
 }
 
 }  // namespace llm_dist::kernels

@@ -16,21 +16,29 @@ constexpr float kClearlyFaster = 0.98f;
 
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
+// In the place of a library's algorithm: ours, then in how many parts. The library's first word is a small
+// number.
+constexpr uint64_t kStreamed = 0x73747265616d6564;
+// Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
+constexpr int64_t kStreamedRows = 32;
+
 // Whatever a choice of kernel depends on besides the shape.
-Result<std::string> environment() {
+Result<std::string> environment(LinearKernels kernels) {
   int index = 0;
   cudaDeviceProp device{};
   int driver = 0;
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
-  return format("{}, compute {}.{}, {} processors, driver {}, cublasLt {}",
-                device.name,
-                device.major,
-                device.minor,
-                device.multiProcessorCount,
-                driver,
-                cublasLtGetVersion());
+  return format(
+      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}",
+      device.name,
+      device.major,
+      device.minor,
+      device.multiProcessorCount,
+      driver,
+      cublasLtGetVersion(),
+      kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion));
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -73,8 +81,7 @@ struct Matmul::Plan {
   cublasLtMatrixLayout_t w = nullptr;
   cublasLtMatrixLayout_t x = nullptr;
   cublasLtMatrixLayout_t y = nullptr;
-  std::vector<cublasLtMatmulHeuristicResult_t> candidates;  // while one is being chosen, best guess first
-  cublasLtMatmulAlgo_t choice{};
+  Candidate choice;
 
   Plan() = default;
   Plan(const Plan&) = delete;
@@ -92,13 +99,13 @@ struct Matmul::Plan {
                        "cublasLtMatmulDescSetAttribute");
   }
   Status describe(const MatmulShape& shape);
-  // What the library offers, `most` at most.
-  Status list_candidates(cublasLtHandle_t handle,
-                         const MatmulShape& shape,
-                         int64_t workspace_bytes,
-                         int most);
-  // False when this library cannot run it here.
-  bool take(cublasLtHandle_t handle, const MatmulChoices::Algorithm& algorithm, int64_t workspace_bytes);
+  // What the library offers, `most` at most, best guess first.
+  Result<std::vector<Candidate>> library_candidates(cublasLtHandle_t handle,
+                                                    const MatmulShape& shape,
+                                                    int64_t workspace_bytes,
+                                                    int most) const;
+  // Whether this library can run it here.
+  bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm, int64_t workspace_bytes) const;
 };
 
 Status Matmul::Plan::describe(const MatmulShape& shape) {
@@ -120,10 +127,10 @@ Status Matmul::Plan::describe(const MatmulShape& shape) {
   return layout(&y, shape.out, shape.n, shape.m, shape.y_stride);
 }
 
-Status Matmul::Plan::list_candidates(cublasLtHandle_t handle,
-                                     const MatmulShape& shape,
-                                     int64_t workspace_bytes,
-                                     int most) {
+Result<std::vector<Matmul::Candidate>> Matmul::Plan::library_candidates(cublasLtHandle_t handle,
+                                                                        const MatmulShape& shape,
+                                                                        int64_t workspace_bytes,
+                                                                        int most) const {
   Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
   // Sums of parts of k are added up in float: in the output's 16 bits they would cost accuracy.
@@ -135,31 +142,40 @@ Status Matmul::Plan::list_candidates(cublasLtHandle_t handle,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
     preference.set(attribute, static_cast<uint32_t>(shape.alignment));
   }
-  candidates.resize(static_cast<size_t>(most));
+  std::vector<cublasLtMatmulHeuristicResult_t> offered(static_cast<size_t>(most));
   int found = 0;
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle, operation, w, x, y, y, preference.handle(), most, candidates.data(), &found);
+      handle, operation, w, x, y, y, preference.handle(), most, offered.data(), &found);
   if (status == CUBLAS_STATUS_SUCCESS && found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
-  candidates.resize(static_cast<size_t>(found));
-  return blas_status(
-      status, format("a kernel for {}×{}×{} {} to {}", shape.m, shape.n, shape.k, shape.in, shape.out));
+  RETURN_IF_ERROR(blas_status(
+      status, format("a kernel for {}×{}×{} {} to {}", shape.m, shape.n, shape.k, shape.in, shape.out)));
+  std::vector<Candidate> candidates;
+  for (int i = 0; i < found; ++i)
+    candidates.push_back({.parts = 0, .library = offered[static_cast<size_t>(i)].algo});
+  return candidates;
 }
 
-bool Matmul::Plan::take(cublasLtHandle_t handle,
-                        const MatmulChoices::Algorithm& algorithm,
-                        int64_t workspace_bytes) {
-  std::memcpy(&choice, algorithm.data(), sizeof choice);
+bool Matmul::Plan::takes(cublasLtHandle_t handle,
+                         const cublasLtMatmulAlgo_t& algorithm,
+                         int64_t workspace_bytes) const {
   cublasLtMatmulHeuristicResult_t checked{};
-  cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, operation, w, x, y, y, &choice, &checked);
+  cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, operation, w, x, y, y, &algorithm, &checked);
   return status == CUBLAS_STATUS_SUCCESS && checked.state == CUBLAS_STATUS_SUCCESS &&
          checked.workspaceSize <= static_cast<size_t>(workspace_bytes);
 }
 
-Matmul::Matmul(cublasLtHandle_t handle, void* workspace, int64_t workspace_bytes, MatmulChoices choices)
+Matmul::Matmul(cublasLtHandle_t handle,
+               void* workspace,
+               int64_t workspace_bytes,
+               MatmulChoices choices,
+               StreamedLinear streamed,
+               LinearKernels kernels)
     : handle_(handle),
       workspace_(workspace),
       workspace_bytes_(workspace_bytes),
-      choices_(std::move(choices)) {}
+      choices_(std::move(choices)),
+      streamed_(streamed),
+      kernels_(kernels) {}
 
 Matmul::~Matmul() {
   plans_.clear();
@@ -168,14 +184,17 @@ Matmul::~Matmul() {
 
 Result<std::unique_ptr<Matmul>> Matmul::make(void* workspace,
                                              int64_t workspace_bytes,
-                                             const std::string& cache_folder) {
-  ASSIGN_OR_RETURN(std::string where, environment());
+                                             const std::string& cache_folder,
+                                             LinearKernels kernels) {
+  ASSIGN_OR_RETURN(std::string where, environment(kernels));
+  ASSIGN_OR_RETURN(StreamedLinear streamed, StreamedLinear::make());
   MatmulChoices choices(cache_folder, where);
   // It only costs tuning again.
   if (Status loaded = choices.load(); !loaded.ok()) log_warning("{}: not used", loaded.message());
   cublasLtHandle_t handle = nullptr;
   RETURN_IF_ERROR(blas_status(cublasLtCreate(&handle), "cublasLtCreate"));
-  return std::unique_ptr<Matmul>(new Matmul(handle, workspace, workspace_bytes, std::move(choices)));
+  return std::unique_ptr<Matmul>(
+      new Matmul(handle, workspace, workspace_bytes, std::move(choices), streamed, kernels));
 }
 
 void Matmul::start_tuning() { timer_ = std::make_unique<MatmulTimer>(); }
@@ -186,58 +205,103 @@ void Matmul::end_tuning() {
     log_warning("choices of kernels for matrix products are not kept: {}", saved.message());
 }
 
-cublasStatus_t Matmul::issue(const Plan& plan,
-                             const cublasLtMatmulAlgo_t& algorithm,
-                             const MatmulOperands& operands,
-                             device::CudaStream& stream) {
-  const float one = 1.0f;
-  const float zero = 0.0f;
-  return cublasLtMatmul(handle_,
-                        plan.operation,
-                        &one,
-                        operands.w,
-                        plan.w,
-                        operands.x,
-                        plan.x,
-                        &zero,
-                        operands.y,
-                        plan.y,
-                        operands.y,
-                        plan.y,
-                        &algorithm,
-                        workspace_,
-                        static_cast<size_t>(workspace_bytes_),
-                        stream.handle());
+bool Matmul::takes_streamed(const MatmulShape& shape) const {
+  return kernels_ != LinearKernels::kLibrary && streamed_.takes(shape);
 }
 
-// Of plan.candidates.
-Result<size_t> Matmul::fastest(Plan& plan, const MatmulOperands& operands, device::CudaStream& stream) {
-  ASSIGN_OR_RETURN(std::vector<float> times,
-                   timer_->time(plan.candidates.size(), stream.handle(), [&](size_t i) {
-                     return issue(plan, plan.candidates[i].algo, operands, stream) == CUBLAS_STATUS_SUCCESS;
-                   }));
+Status Matmul::issue(const Plan& plan,
+                     const MatmulShape& shape,
+                     const Candidate& candidate,
+                     const MatmulOperands& operands,
+                     device::CudaStream& stream) const {
+  if (candidate.parts > 0) {
+    return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, stream.handle()),
+                               "streamed linear");
+  }
+  const float one = 1.0f;
+  const float zero = 0.0f;
+  return blas_status(cublasLtMatmul(handle_,
+                                    plan.operation,
+                                    &one,
+                                    operands.w,
+                                    plan.w,
+                                    operands.x,
+                                    plan.x,
+                                    &zero,
+                                    operands.y,
+                                    plan.y,
+                                    operands.y,
+                                    plan.y,
+                                    &candidate.library,
+                                    workspace_,
+                                    static_cast<size_t>(workspace_bytes_),
+                                    stream.handle()),
+                     "cublasLtMatmul");
+}
+
+// Best guess first; one of them when `most` is one.
+Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
+                                                          const MatmulShape& shape,
+                                                          int most) const {
+  std::vector<Candidate> ours;
+  if (takes_streamed(shape)) {
+    for (int parts : streamed_.divisions(shape)) ours.push_back({.parts = parts, .library = {}});
+  }
+  const bool ours_first = kernels_ == LinearKernels::kOwn || shape.m <= kStreamedRows;
+  if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
+  if (!ours.empty() && kernels_ == LinearKernels::kOwn) return ours;
+  ASSIGN_OR_RETURN(std::vector<Candidate> all,
+                   plan.library_candidates(handle_, shape, workspace_bytes_, most));
+  if (most > 1) all.insert(ours_first ? all.begin() : all.end(), ours.begin(), ours.end());
+  return all;
+}
+
+// Of `tried`.
+Result<size_t> Matmul::fastest(const Plan& plan,
+                               const MatmulShape& shape,
+                               const std::vector<Candidate>& tried,
+                               const MatmulOperands& operands,
+                               device::CudaStream& stream) {
+  ASSIGN_OR_RETURN(std::vector<float> times, timer_->time(tried.size(), stream.handle(), [&](size_t i) {
+    return issue(plan, shape, tried[i], operands, stream).ok();
+  }));
   const auto best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
   return times[best] < kClearlyFaster * times[0] ? best : 0;
+}
+
+// What an earlier run has chosen, where it can be run here.
+bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
+  const MatmulChoices::Algorithm* known = choices_.find(shape);
+  if (known == nullptr) return false;
+  if ((*known)[0] == kStreamed) {
+    plan.choice.parts = static_cast<int>((*known)[1]);
+    return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
+  }
+  plan.choice.parts = 0;
+  std::memcpy(&plan.choice.library, known->data(), sizeof plan.choice.library);
+  return plan.takes(handle_, plan.choice.library, workspace_bytes_);
 }
 
 Status Matmul::choose(Plan& plan,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
-  const MatmulChoices::Algorithm* known = choices_.find(shape);
-  if (known != nullptr && plan.take(handle_, *known, workspace_bytes_)) return ok_status();
+  if (take_known(plan, shape)) return ok_status();
   const bool tunes = timer_ != nullptr;
-  RETURN_IF_ERROR(plan.list_candidates(handle_, shape, workspace_bytes_, tunes ? kCandidates : 1));
+  ASSIGN_OR_RETURN(std::vector<Candidate> tried, candidates(plan, shape, tunes ? kCandidates : 1));
   size_t best = 0;
   if (tunes) {
-    ASSIGN_OR_RETURN(best, fastest(plan, operands, stream));
+    ASSIGN_OR_RETURN(best, fastest(plan, shape, tried, operands, stream));
     MatmulChoices::Algorithm algorithm{};
-    std::memcpy(algorithm.data(), &plan.candidates[best].algo, sizeof algorithm);
+    if (tried[best].parts > 0) {
+      algorithm = {kStreamed, static_cast<uint64_t>(tried[best].parts)};
+    } else {
+      std::memcpy(algorithm.data(), &tried[best].library, sizeof algorithm);
+    }
     choices_.add(shape, algorithm);
     ++num_tuned_;
   }
-  plan.choice = plan.candidates[best].algo;
-  plan.candidates = {};
+  plan.choice = tried[best];
   return ok_status();
 }
 
@@ -264,7 +328,7 @@ Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape,
 void Matmul::run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
   auto plan = plan_for(shape, operands, stream);
   Status status = plan.status();
-  if (status.ok()) status = blas_status(issue(**plan, (*plan)->choice, operands, stream), "cublasLtMatmul");
+  if (status.ok()) status = issue(**plan, shape, (*plan)->choice, operands, stream);
   if (!status.ok()) stream.fail(std::move(status));
 }
 

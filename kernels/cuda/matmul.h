@@ -1,5 +1,5 @@
-// Matmul: y = x · Wᵀ (+ bias) by cuBLASLt. Which of its kernels: the fastest of those tried where tuning is
-// on or was on in an earlier run, otherwise the library's own first guess.
+// Matmul: y = x · Wᵀ (+ bias) by cuBLASLt or by a kernel of ours for few rows of x. Which kernel: the fastest
+// of those tried where tuning is on or was on in an earlier run, otherwise the first guess.
 #pragma once
 
 #include <cublasLt.h>
@@ -9,17 +9,12 @@
 
 #include "kernels/cuda/matmul_choices.h"
 #include "kernels/cuda/matmul_timer.h"
+#include "kernels/cuda/streamed_linear.h"
+#include "kernels/op_state.h"
 #include "src/base/status.h"
 #include "src/device/cuda/cuda_stream.h"
 
 namespace llm_dist::kernels {
-
-struct MatmulOperands {
-  const void* x = nullptr;
-  const void* w = nullptr;
-  const void* bias = nullptr;
-  void* y = nullptr;
-};
 
 class Matmul {
  public:
@@ -27,7 +22,8 @@ class Matmul {
   // choices are kept between runs; empty: nowhere.
   static Result<std::unique_ptr<Matmul>> make(void* workspace,
                                               int64_t workspace_bytes,
-                                              const std::string& cache_folder);
+                                              const std::string& cache_folder,
+                                              LinearKernels kernels);
   ~Matmul();
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
@@ -43,7 +39,20 @@ class Matmul {
 
  private:
   struct Plan;
-  Matmul(cublasLtHandle_t handle, void* workspace, int64_t workspace_bytes, MatmulChoices choices);
+  // A kernel that can run a shape.
+  struct Candidate {
+    int parts = 0;  // 0: the library's; else ours, with the columns in so many parts
+    cublasLtMatmulAlgo_t library{};
+  };
+  Matmul(cublasLtHandle_t handle,
+         void* workspace,
+         int64_t workspace_bytes,
+         MatmulChoices choices,
+         StreamedLinear streamed,
+         LinearKernels kernels);
+  bool takes_streamed(const MatmulShape& shape) const;
+  bool take_known(Plan& plan, const MatmulShape& shape) const;
+  Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
   Result<const Plan*> plan_for(const MatmulShape& shape,
                                const MatmulOperands& operands,
                                device::CudaStream& stream);
@@ -51,16 +60,23 @@ class Matmul {
                 const MatmulShape& shape,
                 const MatmulOperands& operands,
                 device::CudaStream& stream);
-  Result<size_t> fastest(Plan& plan, const MatmulOperands& operands, device::CudaStream& stream);
-  cublasStatus_t issue(const Plan& plan,
-                       const cublasLtMatmulAlgo_t& algorithm,
-                       const MatmulOperands& operands,
-                       device::CudaStream& stream);
+  Result<size_t> fastest(const Plan& plan,
+                         const MatmulShape& shape,
+                         const std::vector<Candidate>& tried,
+                         const MatmulOperands& operands,
+                         device::CudaStream& stream);
+  Status issue(const Plan& plan,
+               const MatmulShape& shape,
+               const Candidate& candidate,
+               const MatmulOperands& operands,
+               device::CudaStream& stream) const;
 
   cublasLtHandle_t handle_;
   void* workspace_;
   int64_t workspace_bytes_;
   MatmulChoices choices_;
+  StreamedLinear streamed_;
+  LinearKernels kernels_;
   std::unique_ptr<MatmulTimer> timer_;  // while tuning
   int num_tuned_ = 0;
   std::map<MatmulShape, std::unique_ptr<Plan>> plans_;

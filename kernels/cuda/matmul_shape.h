@@ -23,4 +23,11 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;
 };
 
+struct MatmulOperands {
+  const void* x = nullptr;
+  const void* w = nullptr;
+  const void* bias = nullptr;
+  void* y = nullptr;
+};
+
 }  // namespace llm_dist::kernels

@@ -28,8 +28,8 @@ __global__ void norm_rows(RowView<const T> x,
   // The weights do not wait for the sum.
   float weights[kVec] = {};
   if (first < width) load_vec<kVec>(weight + first, weights);
-  wait_for_previous();
   let_next_start();
+  wait_for_previous();
   float kept[kVec] = {};
   float squares = 0;
   for (int i = first; i < width; i += step) {

@@ -69,8 +69,6 @@ constexpr int kVectorThreads = 128;
 template <typename T>
 __global__ void __launch_bounds__(kVectorThreads)
     rope_append_vectors(RowView<T> qkv, RopeTokens tokens, CacheShape shape, T* k_cache, T* v_cache) {
-  wait_for_previous();
-  let_next_start();
   const int64_t token = blockIdx.x;
   const int32_t slot = tokens.slots[token];
   const int half = shape.head_dim / 2;
@@ -79,6 +77,18 @@ __global__ void __launch_bounds__(kVectorThreads)
   const int head = index / pieces;
   const int i = index % pieces * kVecWidth;
   const int kv_head = head - tokens.num_heads;
+  const bool rotates = kv_head < tokens.num_kv_heads;
+  float cosine[kVecWidth] = {};
+  float sine[kVecWidth] = {};
+  if (rotates && slot >= 0) {
+    const float* cos_sin = tokens.cos_sin + tokens.positions[token] * tokens.cos_sin_stride + i;
+    load_vec<kVecWidth>(cos_sin, cosine);
+    load_vec<kVecWidth>(cos_sin + half, sine);
+  }
+  // The attention behind this kernel reads the step's plan and older keys before it waits: they are there
+  // once this wait is over.
+  wait_for_previous();
+  let_next_start();
   if (slot < 0 || kv_head >= 2 * tokens.num_kv_heads) return;
   T* x = qkv.row(token) + head * shape.head_dim + i;
   float a[kVecWidth];
@@ -87,17 +97,12 @@ __global__ void __launch_bounds__(kVectorThreads)
   load_vec<kVecWidth>(x + half, b);
   const int64_t cache_at = slot / shape.block_size * shape.block_stride +
                            static_cast<int64_t>(slot % shape.block_size) * shape.head_dim + i;
-  if (kv_head >= tokens.num_kv_heads) {
+  if (!rotates) {
     T* to = v_cache + cache_at + (kv_head - tokens.num_kv_heads) * shape.head_stride;
     store_vec<kVecWidth>(a, to);
     store_vec<kVecWidth>(b, to + half);
     return;
   }
-  const float* cos_sin = tokens.cos_sin + tokens.positions[token] * tokens.cos_sin_stride + i;
-  float cosine[kVecWidth];
-  float sine[kVecWidth];
-  load_vec<kVecWidth>(cos_sin, cosine);
-  load_vec<kVecWidth>(cos_sin + half, sine);
 #pragma unroll
   for (int v = 0; v < kVecWidth; ++v) {
     const float first = a[v] * cosine[v] - b[v] * sine[v];

@@ -10,7 +10,6 @@
 namespace llm_dist::kernels {
 namespace {
 
-constexpr int kMaxRows = 2;  // of x; beyond, converting and adding takes longer than the reading
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kStep = kWarpSize * kVecWidth;
@@ -20,8 +19,6 @@ constexpr int64_t kManyRows = 8192;  // of W; below, warps of one row each keep 
 struct SkinnyArgs {
   int64_t n;
   int64_t k;
-  int64_t x_stride;
-  int64_t y_stride;
 };
 
 // Read once: it would only push x out of the cache.
@@ -41,29 +38,17 @@ __device__ inline float2 pair_of(__half, uint32_t word) {
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
 }
 
-template <typename T, int kRowsX, int kRowsW>
-__device__ inline void add_products(float (&sums)[kRowsW][kRowsX],
-                                    const uint4 (&w)[kRowsW],
-                                    const T* x,
-                                    int64_t x_stride) {
-  uint4 raw[kRowsX];
-#pragma unroll
-  for (int m = 0; m < kRowsX; ++m) raw[m] = *reinterpret_cast<const uint4*>(x + m * x_stride);
+template <typename T, int kRowsW>
+__device__ inline void add_products(float (&sums)[kRowsW], const uint4 (&w)[kRowsW], const T* x) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(x);
 #pragma unroll
   for (int word = 0; word < 4; ++word) {
-    float2 pairs[kRowsX];
-#pragma unroll
-    for (int m = 0; m < kRowsX; ++m) {
-      pairs[m] = pair_of(T(), reinterpret_cast<const uint32_t*>(&raw[m])[word]);
-    }
+    const float2 pair = pair_of(T(), reinterpret_cast<const uint32_t*>(&raw)[word]);
 #pragma unroll
     for (int r = 0; r < kRowsW; ++r) {
       const float2 weight = pair_of(T(), reinterpret_cast<const uint32_t*>(&w[r])[word]);
-#pragma unroll
-      for (int m = 0; m < kRowsX; ++m) {
-        sums[r][m] += weight.x * pairs[m].x;
-        sums[r][m] += weight.y * pairs[m].y;
-      }
+      sums[r] += weight.x * pair.x;
+      sums[r] += weight.y * pair.y;
     }
   }
 }
@@ -80,7 +65,7 @@ __device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW],
 }
 
 // x is not __restrict__: its loads must stay behind the wait.
-template <typename T, typename Out, int kRowsX, int kRowsW>
+template <typename T, typename Out, int kRowsW>
 __global__ void __launch_bounds__(kThreads)
     skinny_linear(SkinnyArgs args, const T* x, const T* w, const T* bias, Out* y) {
   constexpr int kAhead = kLoads / kRowsW;
@@ -101,13 +86,13 @@ __global__ void __launch_bounds__(kThreads)
   if (first >= args.n) return;
 
   const T* x_at = x + lane * kVecWidth;
-  float sums[kRowsW][kRowsX] = {};
+  float sums[kRowsW] = {};
   int64_t at = 0;
 #pragma unroll 1
   while (at + kRound <= args.k) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      add_products<T, kRowsX, kRowsW>(sums, loaded[a], x_at + at + a * kStep, args.x_stride);
+      add_products(sums, loaded[a], x_at + at + a * kStep);
     }
     at += kRound;
     if (at + kRound <= args.k) load_ahead<T>(loaded, rows, at);
@@ -116,26 +101,23 @@ __global__ void __launch_bounds__(kThreads)
     uint4 last[kRowsW];
 #pragma unroll
     for (int r = 0; r < kRowsW; ++r) last[r] = load_streaming(rows[r] + at);
-    add_products<T, kRowsX, kRowsW>(sums, last, x_at + at, args.x_stride);
+    add_products(sums, last, x_at + at);
   }
 #pragma unroll
   for (int r = 0; r < kRowsW; ++r) {
-#pragma unroll
-    for (int m = 0; m < kRowsX; ++m) {
-      const float sum = warp_reduce(sums[r][m], AddOp());
-      const int64_t row = first + r;
-      if (lane != 0 || row >= args.n) continue;
-      const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
-      y[m * args.y_stride + row] = from_float_dev<Out>(sum + offset);
-    }
+    const float sum = warp_reduce(sums[r], AddOp());
+    const int64_t row = first + r;
+    if (lane != 0 || row >= args.n) continue;
+    const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
+    y[row] = from_float_dev<Out>(sum + offset);
   }
 }
 
-template <typename T, typename Out, int kRowsX, int kRowsW>
+template <typename T, typename Out, int kRowsW>
 void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  const SkinnyArgs args{.n = shape.n, .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
+  const SkinnyArgs args{.n = shape.n, .k = shape.k};
   const auto blocks = static_cast<unsigned>(ceil_div(shape.n, int64_t{kWarps} * kRowsW));
-  launch_overlapped(skinny_linear<T, Out, kRowsX, kRowsW>,
+  launch_overlapped(skinny_linear<T, Out, kRowsW>,
                     dim3(blocks),
                     kThreads,
                     stream,
@@ -146,16 +128,10 @@ void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream
                     static_cast<Out*>(operands.y));
 }
 
-template <typename T, typename Out, int kRowsX>
-void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  if (shape.n > kManyRows) return launch<T, Out, kRowsX, 2>(shape, operands, stream);
-  launch<T, Out, kRowsX, 1>(shape, operands, stream);
-}
-
 template <typename T, typename Out>
 void launch_rows(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  if (shape.m == 1) return launch<T, Out, 1>(shape, operands, stream);
-  launch<T, Out, 2>(shape, operands, stream);
+  if (shape.n > kManyRows) return launch<T, Out, 2>(shape, operands, stream);
+  launch<T, Out, 1>(shape, operands, stream);
 }
 
 template <typename T>
@@ -168,8 +144,7 @@ void launch_out(const MatmulShape& shape, const MatmulOperands& operands, cudaSt
 
 bool takes_skinny_linear(const MatmulShape& shape) {
   const bool short_floats = shape.in == DType::kBF16 || shape.in == DType::kF16;
-  const bool aligned = shape.alignment >= 16 && shape.k % kVecWidth == 0 && shape.x_stride % kVecWidth == 0;
-  return shape.m >= 1 && shape.m <= kMaxRows && short_floats && aligned;
+  return shape.m == 1 && short_floats && shape.alignment >= 16 && shape.k % kVecWidth == 0;
 }
 
 cudaError_t launch_skinny_linear(const MatmulShape& shape,

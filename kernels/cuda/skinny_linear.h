@@ -1,9 +1,9 @@
-// y = x · Wᵀ (+ bias) for a few rows of x, where nothing counts but how fast W is read.
+// y = x · Wᵀ (+ bias) for one row of x, where nothing counts but how fast W is read.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_shape.h"
 
 namespace llm_dist::kernels {
 

@@ -34,6 +34,7 @@ struct EngineOptions {
   // max_num_seqs; empty: every step is issued anew.
   std::vector<int64_t> graph_sizes;
   int threads = 1;  // CPU ops
+  kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
   double step_deadline_seconds = 600;
   int load_threads = 2;
 

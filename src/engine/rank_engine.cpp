@@ -58,14 +58,15 @@ parallel::ArenaRows arena_rows(const EngineOptions& options) {
 
 kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
                                          const EngineOptions& options) {
-  return {.threads = options.threads,
-          .activation_dtype = options.dtype,
-          .max_tokens = options.padded_tokens(),
-          .max_features =
-              std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
-          .max_sequences = options.padded_samples(),
-          .vocab_size =
-              parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp};
+  return {
+      .threads = options.threads,
+      .activation_dtype = options.dtype,
+      .max_tokens = options.padded_tokens(),
+      .max_features =
+          std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
+      .max_sequences = options.padded_samples(),
+      .vocab_size = parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp,
+      .linear = options.linear_kernels};
 }
 
 int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options) {

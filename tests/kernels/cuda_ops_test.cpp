@@ -139,6 +139,61 @@ TEST_F(CudaOps, Linear) {
   }
 }
 
+TEST_F(CudaOps, LinearOfFewRowsByOurKernels) {
+  OpStateOptions options = options_;
+  options.linear = LinearKernels::kOwn;
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 31, 33, 63, 64}) {
+      for (bool wide : {false, true}) {
+        check_linear(dtype, wide, m, 130, 8);
+        check_linear(dtype, wide, m, 1000, 40);
+        check_linear(dtype, wide, m, 62, 1000);
+        for (int64_t k : {1024, 2048, 4096, 8192}) check_linear(dtype, wide, m, 576, k);  // 1 to 8 parts
+      }
+    }
+    check_linear(dtype, false, 5, 14336, 1024);
+    check_linear(dtype, true, 33, 9000, 576);
+  }
+}
+
+// A product starts to read its weights while the one in front of it runs; it must not read x then.
+TEST_F(CudaOps, ProductsThatOverlapWaitForTheirInput) {
+  OpStateOptions options = options_;
+  options.linear = LinearKernels::kOwn;
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  constexpr int64_t kWide = 4096;
+  constexpr int64_t kNarrow = 512;
+  for (int64_t m : {1, 4, 40}) {
+    Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
+    Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
+    Twin start = random_twin(DType::kBF16, {m, kNarrow});
+    Twin narrow = output_twin(DType::kBF16, {m, kNarrow});
+    Twin wide = output_twin(DType::kBF16, {m, kWide});
+    auto multiply = [&](const Twin& x, const Twin& w, const Twin& y) {
+      Weight weight{.scheme = WeightScheme::kBF16, .n = y.gpu.dim(1), .k = x.gpu.dim(1)};
+      weight.parts[0] =
+          Tensor::contiguous(w.gpu.data, DType::kU8, {weight.n, weight.k * 2}, gpu_backend_->device());
+      module_->ops->linear(*gpu_state_, *gpu_stream_, {.x = x.gpu, .weight = weight, .out = y.gpu});
+    };
+    auto chain = [&](bool one_by_one) {
+      gpu_stream_->copy(narrow.gpu, start.gpu);
+      for (int i = 0; i < 50; ++i) {
+        multiply(narrow, up, wide);
+        if (one_by_one) synchronize();
+        multiply(wide, down, narrow);
+        if (one_by_one) synchronize();
+      }
+      std::vector<uint16_t> bits(static_cast<size_t>(m * kNarrow));
+      gpu_stream_->copy(Tensor::contiguous(bits.data(), DType::kBF16, {m, kNarrow}), narrow.gpu);
+      synchronize();
+      return bits;
+    };
+    const std::vector<uint16_t> expected = chain(true);
+    for (int again = 0; again < 5; ++again) EXPECT_EQ(chain(false), expected) << m << " rows";
+  }
+}
+
 TEST_F(CudaOps, LinearByKernelsThatWereTriedOut) {
   const std::string cache = testing::TempDir() + "llm-dist-cache-" + std::to_string(getpid());
   setenv("XDG_CACHE_HOME", cache.c_str(), 1);

@@ -1,0 +1,68 @@
+// Tiles of a matrix that the copy engine of an SM (TMA) brings to shared memory, and the barriers that say
+// when they have come (PTX ISA, "cp.async.bulk.tensor", "mbarrier"). Needs compute capability 9.0.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/tiles.cuh"
+
+namespace llm_dist::kernels {
+
+// A barrier whose phases end when `arrivals` threads have come and all announced bytes too.
+__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+// Makes barriers that one thread has set up known to the copy engine.
+__device__ inline void barrier_init_done() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ inline void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+// Returns when the phase of that parity has ended.
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// How long what is read should stay in L2.
+__device__ inline uint64_t policy_read_once() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ inline uint64_t policy_read_often() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Starts the copy of the box of `map` whose first element is (row, column); its bytes arrive at `barrier`.
+__device__ inline void load_box(
+    void* to, const CUtensorMap& map, int column, int row, uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+      "l"(&map),
+      "r"(column),
+      "r"(row),
+      "r"(shared_address(barrier)),
+      "l"(policy)
+      : "memory");
+}
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,43 @@
+// y = x · Wᵀ (+ bias) for up to 64 rows of x, at the speed at which W is read. Needs compute capability 9.0.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "kernels/cuda/matmul_shape.h"
+#include "src/base/status.h"
+
+namespace llm_dist::kernels {
+
+class StreamedLinear {
+ public:
+  // Goes up when the kernel changes: choices made by measuring an older one are forgotten.
+  static constexpr int kVersion = 1;
+
+  // For the calling thread's device.
+  static Result<StreamedLinear> make();
+
+  bool takes(const MatmulShape& shape) const;
+  // Into how many parts the columns may be divided, so that more of the device reads: likely best first.
+  std::vector<int> divisions(const MatmulShape& shape) const;
+  bool divides(const MatmulShape& shape, int parts) const;
+  // `parts`: one of divisions().
+  cudaError_t launch(const MatmulShape& shape,
+                     const MatmulOperands& operands,
+                     int parts,
+                     cudaStream_t stream) const;
+
+ private:
+  struct Call;
+  template <typename T>
+  cudaError_t launch_type(const Call& call) const;
+  template <typename T, int kTokens>
+  cudaError_t launch_as(const Call& call) const;
+
+  void* encode_ = nullptr;  // the driver's function that describes a matrix to TMA
+  int processors_ = 0;
+  bool supported_ = false;
+};
+
+}  // namespace llm_dist::kernels
