@@ -24,7 +24,8 @@ def layout_of(result):
     if "NVIDIA" not in result["device"]:
         threads = result["threads_per_rank"]
         return f"{text}, {threads} thread{'s' if threads > 1 else ''}{' each' if result['world_size'] > 1 else ''}"
-    return text if result["graph_sizes"] else text + ", `--enforce-eager`"
+    switches = re.findall(r"--(?:enforce-eager|disable-\S+)", result["command"])
+    return ", ".join([text, *(f"`{switch}`" for switch in switches)])
 
 
 def latency(document, names):
