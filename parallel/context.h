@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/communicator.h"
+#include "comm/norm_reducer.h"
 #include "kernels/ops.h"
 #include "parallel/arena.h"
 #include "parallel/mesh.h"
@@ -18,6 +19,7 @@ struct Context {
   // Absent while only a plan is made.
   const kernels::Ops* ops = nullptr;
   comm::Communicator* tensor_group = nullptr;
+  comm::NormReducer* norm_reducer = nullptr;  // of the tensor group; null: it is none
 };
 
 }  // namespace llm_dist::parallel

@@ -44,10 +44,10 @@ RowParallelLinear::RowParallelLinear(
   }
 }
 
-Tensor RowParallelLinear::forward(const Tensor& x, const StepView& step) const {
+Contribution RowParallelLinear::forward(const Tensor& x, const StepView& step) const {
   Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
   context_.ops->linear({.x = x, .weight = weight_, .bias = bias_, .out = out});
-  return region_.reduce_to_local(out, step);
+  return region_.contribute(out, step);
 }
 
 }  // namespace llm_dist::parallel

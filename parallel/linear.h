@@ -44,8 +44,8 @@ class RowParallelLinear {
   // input: the columns of the checkpoint matrix that this rank's features of x meet.
   RowParallelLinear(
       const Context& context, const std::string& name, Range input, int64_t output_size, bool bias);
-  // x: whole [num_tokens, local features] → local [local_tokens, output_size].
-  Tensor forward(const Tensor& x, const StepView& step) const;
+  // x: whole [num_tokens, local features] → local [local_tokens, output_size], or this rank's term of it.
+  Contribution forward(const Tensor& x, const StepView& step) const;
 
  private:
   Context context_;

@@ -9,10 +9,20 @@ RmsNorm::RmsNorm(const Context& context, const std::string& name, int64_t hidden
   context.weights->vectors.push_back({&weight_, hidden_size, {{name + ".weight", 0, hidden_size, 0, 1, 0}}});
 }
 
-Tensor RmsNorm::add_and_norm(const Tensor& x, const Tensor& residual) const {
+Tensor RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual) const {
+  if (x.is_partial()) return sum_and_norm(x.term(), residual);
   context_.ops->add_rms_norm(
-      {.x = x, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = x});
-  return x;
+      {.x = x.sum(), .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = x.sum()});
+  return x.sum();
+}
+
+Tensor RmsNorm::sum_and_norm(const Tensor& term, const Tensor& residual) const {
+  context_.ops->observed(
+      kernels::CallKind::kCollective, "all_reduce_add_rms_norm", term.dim(0), [&](device::Stream& stream) {
+        context_.norm_reducer->all_reduce_add_rms_norm(
+            {.x = term, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = term}, stream);
+      });
+  return term;
 }
 
 Tensor RmsNorm::norm(const Tensor& residual) const {

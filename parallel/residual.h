@@ -1,7 +1,7 @@
 // The residual stream: the one activation that lives through all of a stage's layers, held in local rows.
 #pragma once
 
-#include "parallel/context.h"
+#include "parallel/contribution.h"
 #include "parallel/step_view.h"
 
 namespace llm_dist::parallel {
@@ -10,7 +10,7 @@ namespace llm_dist::parallel {
 // it.
 struct Hidden {
   Tensor residual;  // [local_tokens, hidden]
-  Tensor x;         // [local_tokens, hidden]; empty where the stage begins
+  Contribution x;   // none where the stage begins
 };
 
 class ResidualStream {
@@ -35,7 +35,9 @@ class ResidualStream {
   }
   // Everything added up: what the next stage starts from.
   Tensor finish(const Hidden& hidden) const {
-    if (hidden.x) context_.ops->add({.a = hidden.residual, .b = hidden.x});
+    if (!hidden.x) return hidden.residual;
+    const Tensor x = hidden.x.is_partial() ? all_reduce_rows(context_, hidden.x.term()) : hidden.x.sum();
+    context_.ops->add({.a = hidden.residual, .b = x});
     return hidden.residual;
   }
 

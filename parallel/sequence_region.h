@@ -6,7 +6,7 @@
 // Norms and residuals live in local; linear layers and attention in whole.
 #pragma once
 
-#include "parallel/context.h"
+#include "parallel/contribution.h"
 #include "parallel/step_view.h"
 
 namespace llm_dist::parallel {
@@ -19,6 +19,8 @@ class SequenceRegion {
   Tensor gather_to_whole(const Tensor& local, const StepView& step) const;
   // Partial sums over all tokens → local rows of the sum: reduce-scatter, or all-reduce in place.
   Tensor reduce_to_local(const Tensor& partial, const StepView& step) const;
+  // The same for what goes into the residual stream next: the sum may be left to the norm there.
+  Contribution contribute(const Tensor& partial, const StepView& step) const;
 
  private:
   Context context_;

@@ -22,140 +22,15 @@
 #include <algorithm>
 
 #include "comm/p2p/all_reduce.h"
-#include "comm/p2p/system_memory.cuh"
+#include "comm/p2p/packets.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/overlapped_launch.h"
-#include "kernels/cuda/device/vec.cuh"
 
 namespace llm_dist::comm {
 namespace {
 
-// A wait looks at its peers this often between two looks at the host's word, which is far away.
-constexpr uint32_t kPollsPerLook = 256;
 // Units that a thread has on their way at once.
 constexpr int kBatch = 4;
-
-struct FlatTensor {
-  void* data = nullptr;
-  int count = 0;         // of elements
-  bool aligned = false;  // to a unit
-};
-
-template <typename T>
-constexpr int kPerUnit = kUnitBytes / sizeof(T);
-
-template <typename T>
-__device__ int units_of(const FlatTensor& tensor) {
-  return (tensor.count + kPerUnit<T> - 1) / kPerUnit<T>;
-}
-
-// Zeros behind the end.
-template <typename T>
-__device__ uint4 load_unit(const FlatTensor& tensor, int unit) {
-  const int first = unit * kPerUnit<T>;
-  const T* from = static_cast<const T*>(tensor.data) + first;
-  if (tensor.aligned && first + kPerUnit<T> <= tensor.count) return *reinterpret_cast<const uint4*>(from);
-  uint4 raw = {};
-  T* values = reinterpret_cast<T*>(&raw);
-#pragma unroll
-  for (int i = 0; i < kPerUnit<T>; ++i) {
-    if (first + i < tensor.count) values[i] = from[i];
-  }
-  return raw;
-}
-
-template <typename T>
-__device__ void store_unit(const FlatTensor& tensor, int unit, uint4 raw) {
-  const int first = unit * kPerUnit<T>;
-  T* to = static_cast<T*>(tensor.data) + first;
-  if (tensor.aligned && first + kPerUnit<T> <= tensor.count) {
-    *reinterpret_cast<uint4*>(to) = raw;
-    return;
-  }
-  const T* values = reinterpret_cast<const T*>(&raw);
-#pragma unroll
-  for (int i = 0; i < kPerUnit<T>; ++i) {
-    if (first + i < tensor.count) to[i] = values[i];
-  }
-}
-
-// raw: by rank.
-template <typename T, int kMostRanks>
-__device__ uint4 sum_units(const uint4 (&raw)[kMostRanks], int size) {
-  float sum[kPerUnit<T>];
-#pragma unroll
-  for (int rank = 0; rank < kMostRanks; ++rank) {
-    if (rank >= size) break;
-    const T* values = reinterpret_cast<const T*>(&raw[rank]);
-#pragma unroll
-    for (int i = 0; i < kPerUnit<T>; ++i) {
-      const float value = kernels::to_float_dev(values[i]);
-      sum[i] = rank == 0 ? value : sum[i] + value;
-    }
-  }
-  uint4 rounded;
-  T* values = reinterpret_cast<T*>(&rounded);
-#pragma unroll
-  for (int i = 0; i < kPerUnit<T>; ++i) values[i] = kernels::from_float_dev<T>(sum[i]);
-  return rounded;
-}
-
-template <typename T>
-__device__ T* at(const PeerView& peers, int rank, int64_t offset) {
-  return reinterpret_cast<T*>(peers.memory[rank] + offset);
-}
-
-// The `distance`-th rank behind this one: each rank begins with another peer.
-__device__ inline int peer_behind(const PeerView& peers, int distance) {
-  const int rank = peers.rank + distance;
-  return rank < peers.size ? rank : rank - peers.size;
-}
-
-__device__ inline bool gives_up(const PeerView& peers, uint32_t& polls) {
-  return ++polls % kPollsPerLook == 0 && load_relaxed(peers.aborted) != 0;
-}
-
-// What of `source` lies in a rank's memory, in call `number`.
-__device__ inline int64_t packets_of(const PeerView& peers, int source, uint64_t number, int unit) {
-  const int64_t part = static_cast<int64_t>(number % 2) * peers.size + source;
-  return peers.layout.packets + (part * peers.layout.packet_units + unit) * kPacketsBytes;
-}
-
-__device__ inline uint64_t joined(uint32_t low, uint32_t high) {
-  return low | static_cast<uint64_t>(high) << 32;
-}
-
-__device__ inline void send_packets(const PeerView& peers, uint64_t number, int unit, uint4 raw) {
-  const int64_t offset = packets_of(peers, peers.rank, number, unit);
-  for (int distance = 1; distance < peers.size; ++distance) {
-    Packet* to = at<Packet>(peers, peer_behind(peers, distance), offset);
-    store_packet(to, joined(raw.x, raw.y), number);
-    store_packet(to + 1, joined(raw.z, raw.w), number);
-  }
-}
-
-// Fills in all ranks' but this one's; false when the group was aborted.
-template <int kMostRanks>
-__device__ bool receive_packets(const PeerView& peers, uint64_t number, int unit, uint4 (&raw)[kMostRanks]) {
-  uint32_t polls = 0;
-  do {
-    bool arrived = true;
-#pragma unroll
-    for (int source = 0; source < kMostRanks; ++source) {
-      if (source >= peers.size || source == peers.rank) continue;
-      const Packet* from = at<Packet>(peers, peers.rank, packets_of(peers, source, number, unit));
-      const Packet low = load_packet(from);
-      const Packet high = load_packet(from + 1);
-      arrived = arrived && low.number == number && high.number == number;
-      raw[source] = make_uint4(static_cast<uint32_t>(low.data),
-                               static_cast<uint32_t>(low.data >> 32),
-                               static_cast<uint32_t>(high.data),
-                               static_cast<uint32_t>(high.data >> 32));
-    }
-    if (arrived) return true;
-  } while (!gives_up(peers, polls));
-  return false;
-}
 
 // For what a step waits for: the number of the call travels with each 8 bytes, so that there is one trip
 // between GPUs, no fence and no barrier. Half of what travels are numbers.
@@ -166,19 +41,20 @@ __global__ void __launch_bounds__(kPacketThreads)
   kernels::let_next_start();
   uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.packet_calls) + blockIdx.x;
   const uint64_t number = load_relaxed(calls) + 1;
+  const PacketRegion region{peers.layout.packets, peers.layout.packet_units};
   const int units = units_of<T>(tensor);
   const int first = static_cast<int>(blockIdx.x * kPacketThreads + threadIdx.x);
   constexpr int kStep = kPacketBlocks * kPacketThreads;
   uint4 kept = {};
   if (first < units) kept = load_unit<T>(tensor, first);
   for (int unit = first; unit < units; unit += kStep)
-    send_packets(peers, number, unit, unit == first ? kept : load_unit<T>(tensor, unit));
+    send_packets(peers, region, number, unit, unit == first ? kept : load_unit<T>(tensor, unit));
   for (int unit = first; unit < units; unit += kStep) {
     const uint4 mine = unit == first ? kept : load_unit<T>(tensor, unit);
     uint4 raw[kMostRanks];
 #pragma unroll
     for (int rank = 0; rank < kMostRanks; ++rank) raw[rank] = mine;
-    if (!receive_packets(peers, number, unit, raw)) break;
+    if (!receive_packets(peers, region, number, unit, raw)) break;
     store_unit<T>(tensor, unit, sum_units<T>(raw, peers.size));
   }
   __syncthreads();

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "comm/p2p/norm_sum.h"
 #include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::comm {
@@ -17,6 +18,16 @@ std::optional<PeerWay> way_for(int64_t bytes, const PeerLimits& limits) {
   return std::nullopt;
 }
 
+// Contiguous, and aligned to units.
+bool is_packed(const Tensor& tensor) {
+  return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.data) % kUnitBytes == 0;
+}
+
+bool is_like(const Tensor& tensor, int64_t rows, int64_t hidden, DType dtype) {
+  return tensor.rank == 2 && tensor.dim(0) == rows && tensor.dim(1) == hidden && tensor.dtype == dtype &&
+         is_packed(tensor);
+}
+
 }  // namespace
 
 PeerCommunicator::PeerCommunicator(std::unique_ptr<PeerResources> resources,
@@ -30,26 +41,45 @@ void PeerCommunicator::all_reduce(const Tensor& data, ReduceOp op, device::Strea
   if (data.numel() == 0) return;
   std::optional<PeerWay> way;
   if (op == ReduceOp::kSum && is_float(data.dtype)) way = way_for(data.bytes(), resources_->group().limits);
-  if (way) {
-    sum(*way, data, stream);
-  } else {
+  if (!way) {
     fallback_->all_reduce(data, op, stream);
+    return;
   }
+  issue("all_reduce over peer memory", stream, [&](cudaStream_t on) {
+    return all_reduce_sum(*way, resources_->view(), data.dtype, data.data, data.numel(), on);
+  });
 }
 
-void PeerCommunicator::sum(PeerWay way, const Tensor& data, device::Stream& stream) {
+bool PeerCommunicator::takes(int64_t rows, int64_t hidden, DType dtype) const {
+  return sums_into_norm(rows, hidden, dtype) &&
+         rows * hidden * dtype_bytes(dtype) <= resources_->group().limits.norm_bytes;
+}
+
+void PeerCommunicator::all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) {
+  const int64_t hidden = call.weight.numel();
+  CHECK(takes(call.x.dim(0), hidden, call.x.dtype), "a sum and norm of {}", call.x.to_string());
+  for (const Tensor* rows : {&call.x, &call.residual, &call.out})
+    CHECK(is_like(*rows, call.x.dim(0), hidden, call.x.dtype), "{}", rows->to_string());
+  CHECK(call.weight.dtype == call.x.dtype && is_packed(call.weight), "{}", call.weight.to_string());
+  const NormRows rows{.x = call.x.data,
+                      .residual = call.residual.data,
+                      .weight = call.weight.data,
+                      .out = call.out.data,
+                      .epsilon = call.epsilon,
+                      .width = static_cast<int>(hidden)};
+  issue("all_reduce_add_rms_norm over peer memory", stream, [&](cudaStream_t on) {
+    return sum_into_norm(resources_->view(), call.x.dtype, rows, call.x.dim(0), on);
+  });
+}
+
+template <typename Launch>
+void PeerCommunicator::issue(const char* what, device::Stream& stream, Launch&& launch) {
   CHECK(stream.device().type == DeviceType::kCuda, "a sum over GPUs on a stream of another device");
   Status status = error_.get();
   if (status.ok()) status = stream.error();
   if (status.ok()) {
     (void)cudaSetDevice(resources_->group().device_index);
-    cudaError_t error = all_reduce_sum(way,
-                                       resources_->view(),
-                                       data.dtype,
-                                       data.data,
-                                       data.numel(),
-                                       static_cast<cudaStream_t>(stream.native()));
-    status = device::cuda_status(error, "all_reduce over peer memory");
+    status = device::cuda_status(launch(static_cast<cudaStream_t>(stream.native())), what);
     if (!status.ok()) abort(status);
   }
   if (!status.ok()) stream.fail(std::move(status));

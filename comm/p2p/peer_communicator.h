@@ -1,17 +1,19 @@
 // PeerCommunicator: sums of floats by kernels of our own over the memory of GPUs of one host, as far as they
-// are faster; everything else over another communicator of the same ranks.
+// are faster, with the norm behind them or without; everything else over another communicator of the same
+// ranks.
 #pragma once
 
 #include <atomic>
 
 #include "comm/first_error.h"
+#include "comm/norm_reducer.h"
 #include "comm/p2p/peer_memory.h"
 
 namespace llm_dist::comm {
 
 // As over NCCL, an operation under way has no deadline and does not see a peer's abort: whoever waits for its
 // stream has the one, hears of the other, and aborts.
-class PeerCommunicator : public Communicator {
+class PeerCommunicator : public Communicator, public NormReducer {
  public:
   PeerCommunicator(std::unique_ptr<PeerResources> resources, std::unique_ptr<Communicator> fallback);
 
@@ -25,9 +27,13 @@ class PeerCommunicator : public Communicator {
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
   Status poll() const override;
   void abort(Status cause) override;
+  bool takes(int64_t rows, int64_t hidden, DType dtype) const override;
+  void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;
 
  private:
-  void sum(PeerWay way, const Tensor& data, device::Stream& stream);
+  // launch(stream) on this rank's GPU, unless the group or the stream has failed.
+  template <typename Launch>
+  void issue(const char* what, device::Stream& stream, Launch&& launch);
 
   CommInfo info_;
   std::unique_ptr<Communicator> fallback_;

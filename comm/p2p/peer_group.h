@@ -18,8 +18,10 @@ struct PeerLimits {
   int64_t packets_bytes = 0;   // everything to everyone, each 8 bytes with their number: one trip, no fence
   int64_t one_shot_bytes = 0;  // everything to everyone, then a flag
   int64_t two_shot_bytes = 0;  // a part of the sum each, then the parts of everyone
+  // Up to here a sum goes into residual stream and norm in one kernel, as packets (comm/norm_reducer.h).
+  int64_t norm_bytes = 0;
   bool operator==(const PeerLimits&) const = default;
-  int64_t largest() const;
+  int64_t largest() const;  // all-reduce
 };
 PeerLimits default_peer_limits(int group_size);
 
@@ -44,7 +46,8 @@ class PeerMemory {
   // Opens the memory of all others, from their cards in rank order. failed_precondition names a rank whose
   // GPU cannot be reached.
   virtual Status open(std::span<const std::string> cards) = 0;
-  // Sums of floats go over peer memory as far as the limits allow, all else to `fallback`.
+  // Sums of floats go over peer memory as far as the limits allow, all else to `fallback`. Also a
+  // NormReducer.
   virtual std::unique_ptr<Communicator> connect(std::unique_ptr<Communicator> fallback) = 0;
 };
 

@@ -18,6 +18,8 @@ inline constexpr int kPacketThreads = 128;
 inline constexpr int kPacketBlocks = 128;
 inline constexpr int kStageThreads = 512;
 inline constexpr int kStageBlocks = 64;
+inline constexpr int kNormRows = 128;       // a block each; a GPU has room for all of them at once
+inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits
 
 // Offsets from the start of a rank's memory.
 struct PeerLayout {
@@ -28,6 +30,7 @@ struct PeerLayout {
   int64_t packet_calls = 0;    // uint64_t [kPacketBlocks]: calls made, by block; this rank's own
   int64_t one_shot_calls = 0;  // uint64_t [kStageBlocks]
   int64_t two_shot_calls = 0;  // uint64_t [kStageBlocks]
+  int64_t norm_calls = 0;      // uint64_t [kNormRows]
   int64_t one_shot_flags = 0;  // uint64_t [kStageBlocks][kMaxPeerRanks]: calls that the peers have sent for
   int64_t scatter_flags = 0;   // likewise
   int64_t gather_flags = 0;    // likewise
@@ -35,6 +38,7 @@ struct PeerLayout {
   int64_t one_shot = 0;        // units [2 slots][size][one_shot_units]
   int64_t scatter = 0;         // units [size][part_units]: the ranks' shares of this rank's part
   int64_t gather = 0;          // units [size][part_units]: the ranks' finished parts
+  int64_t norm_packets = 0;    // packets [2 slots][size][kNormRows][kNormRowUnits], where wanted
   int64_t bytes = 0;
 };
 
@@ -57,6 +61,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.packet_calls = place(kPacketBlocks * kWord);
   at.one_shot_calls = place(kStageBlocks * kWord);
   at.two_shot_calls = place(kStageBlocks * kWord);
+  at.norm_calls = place(kNormRows * kWord);
   at.one_shot_flags = place(kStageBlocks * kMaxPeerRanks * kWord);
   at.scatter_flags = place(kStageBlocks * kMaxPeerRanks * kWord);
   at.gather_flags = place(kStageBlocks * kMaxPeerRanks * kWord);
@@ -64,6 +69,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.one_shot = place(2 * size * at.one_shot_units * kUnitBytes);
   at.scatter = place(size * at.part_units * kUnitBytes);
   at.gather = place(size * at.part_units * kUnitBytes);
+  if (limits.norm_bytes > 0) at.norm_packets = place(2 * size * kNormRows * kNormRowUnits * kPacketsBytes);
   at.bytes = (end + kPageBytes - 1) / kPageBytes * kPageBytes;
   return at;
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "comm/p2p/norm_sum.h"
 #include "comm/p2p/peer_communicator.h"
 #include "src/device/cuda/cuda_error.h"
 
@@ -120,6 +121,7 @@ Result<std::string> PeerResources::prepare() {
     return failed_precondition(format("there are more than {} ranks", kMaxPeerRanks));
   RETURN_IF_ERROR(take_memory());
   RETURN_IF_ERROR(cuda_status(load_all_reduce_kernels(group_.info.size), "the all-reduce kernels"));
+  RETURN_IF_ERROR(cuda_status(load_norm_sum_kernels(group_.info.size), "the kernels of sums and norms"));
   std::byte* mine = view_.memory[group_.info.rank];
   Card card{.process = this_process(), .pid = getpid(), .address = reinterpret_cast<uint64_t>(mine)};
   ASSIGN_OR_RETURN(card.gpu, uuid_of(group_.device_index));

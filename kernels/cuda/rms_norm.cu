@@ -1,16 +1,13 @@
 // RMSNorm, alone and behind the residual addition, and the addition alone. A block a row; a row stays in
 // registers as far as it fits, the rest is read twice, the second time from cache, by the thread that touched
 // the same elements before.
+#include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/reduce.cuh"
-#include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
 
 namespace llm_dist::kernels {
 namespace {
-
-constexpr int kMaxThreads = 512;
 
 // Adds `x` to `residual` when kAdd, rounding to T, and norms the sum; else norms x.
 template <typename T, int kVec, bool kAdd>
@@ -23,45 +20,24 @@ __global__ void norm_rows(RowView<const T> x,
   const int64_t row = blockIdx.x;
   const T* x_row = x.row(row);
   T* residual_row = kAdd ? residual.row(row) : nullptr;
-  const int first = static_cast<int>(threadIdx.x) * kVec;
-  const int step = static_cast<int>(blockDim.x) * kVec;
-  // The weights do not wait for the sum.
-  float weights[kVec] = {};
-  if (first < width) load_vec<kVec>(weight + first, weights);
-  let_next_start();
-  wait_for_previous();
-  float kept[kVec] = {};
-  float squares = 0;
-  for (int i = first; i < width; i += step) {
-    float values[kVec];
-    load_vec<kVec>(x_row + i, values);
-    if constexpr (kAdd) {
-      float before[kVec];
-      load_vec<kVec>(residual_row + i, before);
-#pragma unroll
-      for (int v = 0; v < kVec; ++v) values[v] = to_float_dev(from_float_dev<T>(values[v] + before[v]));
-      store_vec<kVec>(values, residual_row + i);
-    }
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) {
-      squares += values[v] * values[v];
-      if (i == first) kept[v] = values[v];
-    }
-  }
-  const float mean = block_reduce(squares, AddOp()) / static_cast<float>(width);
-  const float scale = rsqrtf(mean + epsilon);
-  const T* from = kAdd ? residual_row : x_row;
-  T* out_row = out.row(row);
-  for (int i = first; i < width; i += step) {
-    if (i != first) {
-      load_vec<kVec>(from + i, kept);
-      load_vec<kVec>(weight + i, weights);
-    }
-    float values[kVec];
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) values[v] = kept[v] * scale * weights[v];
-    store_vec<kVec>(values, out_row + i);
-  }
+  norm_row<kVec>(
+      width,
+      weight,
+      epsilon,
+      [] {
+        let_next_start();
+        wait_for_previous();
+      },
+      [&](int i, float(&values)[kVec]) {
+        load_vec<kVec>(x_row + i, values);
+        if constexpr (kAdd) {
+          float before[kVec];
+          load_vec<kVec>(residual_row + i, before);
+          add_into<kVec>(before, values, residual_row + i);
+        }
+      },
+      kAdd ? residual_row : x_row,
+      out.row(row));
 }
 
 template <typename T, int kVec>
@@ -100,15 +76,13 @@ void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params
     using T = decltype(type);
     with_vec_width(is_vectorizable(params.x, params.weight, params.out), [&](auto vec) {
       constexpr int kVec = decltype(vec)::value;
-      norm_rows<T, kVec, false><<<static_cast<unsigned>(rows),
-                                  threads_for(ceil_div(width, kVec), kMaxThreads),
-                                  0,
-                                  cuda.handle()>>>(rows_as<const T>(params.x),
-                                                   {},
-                                                   static_cast<const T*>(params.weight.data),
-                                                   params.epsilon,
-                                                   rows_as<T>(params.out),
-                                                   static_cast<int>(width));
+      norm_rows<T, kVec, false><<<static_cast<unsigned>(rows), norm_threads(width, kVec), 0, cuda.handle()>>>(
+          rows_as<const T>(params.x),
+          {},
+          static_cast<const T*>(params.weight.data),
+          params.epsilon,
+          rows_as<T>(params.out),
+          static_cast<int>(width));
     });
   });
   cuda.check(cudaGetLastError(), "rms_norm");
@@ -130,7 +104,7 @@ void add_rms_norm_cuda(OpState&, device::Stream& stream, const AddRmsNormParams&
       constexpr int kVec = decltype(vec)::value;
       launch_overlapped(norm_rows<T, kVec, true>,
                         dim3(static_cast<unsigned>(rows)),
-                        threads_for(ceil_div(width, kVec), kMaxThreads),
+                        norm_threads(width, kVec),
                         cuda.handle(),
                         rows_as<const T>(params.x),
                         rows_as<T>(params.residual),

@@ -116,7 +116,8 @@ Status RankEngine::build() {
                             .arena = &arena_,
                             .weights = &weight_map_,
                             .ops = ops_.get(),
-                            .tensor_group = tensor_group_};
+                            .tensor_group = tensor_group_,
+                            .norm_reducer = dynamic_cast<comm::NormReducer*>(tensor_group_)};
   ASSIGN_OR_RETURN(model_, build_model(*parts_.checkpoint, options_, context));
   RETURN_IF_ERROR(arena_.allocate(*parts_.backend));
   RETURN_IF_ERROR(load());

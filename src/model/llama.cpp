@@ -11,6 +11,7 @@ namespace llm_dist::model {
 namespace {
 
 using parallel::Context;
+using parallel::Contribution;
 using parallel::Hidden;
 using parallel::StepView;
 
@@ -35,7 +36,7 @@ class LlamaAttention {
              options.config.attention_bias) {}
 
   void plan(const StepView& step) const { attention_.plan(step); }
-  Tensor forward(const Tensor& x, const StepView& step) const {
+  Contribution forward(const Tensor& x, const StepView& step) const {
     return out_.forward(attention_.forward(qkv_.forward(x, step), step), step);
   }
 
@@ -70,7 +71,7 @@ class LlamaMlp {
         activated_(
             context.arena->declare("activated", parallel::RowKind::kTokens, inner_.count, context.dtype)) {}
 
-  Tensor forward(const Tensor& x, const StepView& step) const {
+  Contribution forward(const Tensor& x, const StepView& step) const {
     Tensor gate_up = gate_up_.forward(x, step);
     Tensor activated = context_.arena->get(activated_, step.num_tokens, inner_.count);
     context_.ops->silu_and_mul({.gate_up = gate_up, .out = activated});
@@ -102,8 +103,7 @@ class LlamaBlock {
   void forward(Hidden& hidden, const StepView& step) const {
     Tensor x =
         hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
-    x = attention_.forward(x, step);
-    x = mlp_norm_.add_and_norm(x, hidden.residual);
+    x = mlp_norm_.add_and_norm(attention_.forward(x, step), hidden.residual);
     hidden.x = mlp_.forward(x, step);
   }
 

@@ -1,11 +1,14 @@
-// What an all-reduce of bf16 takes in a graph, over NCCL and each way over peer memory: the table from which
-// the limits in comm/p2p/peer_limits.cpp come. A thread for each GPU: comm_p2p_bench [RANKS]
+// What an all-reduce of bf16 takes in a graph, over NCCL and each way over peer memory, and what it takes
+// with the norm behind it, apart and in one kernel: the tables from which the limits in
+// comm/p2p/peer_limits.cpp come. A thread for each GPU: comm_p2p_bench [RANKS]
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <thread>
 
 #include "comm/nccl_groups.h"
+#include "comm/norm_reducer.h"
 #include "comm/p2p_groups.h"
 #include "comm/thread/thread_world.h"
 #include "tests/comm/gpu_ranks.h"
@@ -15,6 +18,8 @@ namespace {
 
 constexpr int64_t kLeastBytes = 2 << 10;
 constexpr int64_t kMostBytes = 16 << 20;
+constexpr int64_t kHidden = 4096;
+constexpr int64_t kMostRows = 128;
 constexpr int kCallsInGraph = 64;
 constexpr int kReplays = 41;
 constexpr double kSeconds = 60;
@@ -39,10 +44,8 @@ struct Bench {
   device::Buffer marks;  // pinned
 };
 
-// Median microseconds of a call.
-double measure(Bench& bench, Communicator& comm, int64_t bytes) {
-  Tensor tensor = bench.data.view(DType::kBF16, {bytes / 2});
-  auto issue = [&] { comm.all_reduce(tensor, ReduceOp::kSum, bench.stream); };
+// Median microseconds of what issue() issues.
+double measure(Bench& bench, const std::function<void()>& issue) {
   issue();
   must(bench.stream.synchronize(Deadline::after_seconds(kSeconds)));
   bench.backend.begin_capture(bench.stream);
@@ -64,6 +67,61 @@ double measure(Bench& bench, Communicator& comm, int64_t bytes) {
   return times[times.size() / 2];
 }
 
+void compare_ways(Bench& bench, std::span<const int> ranks, bool prints) {
+  std::vector<std::unique_ptr<Communicator>> groups;
+  const int rank = bench.world.rank_info().rank;
+  for (const Way& way : kWays)
+    groups.push_back(make_p2p_communicator(bench.world, ranks, way.name, rank, way.limits).value());
+  if (prints) std::printf("%10s", "bytes");
+  for (const Way& way : kWays)
+    if (prints) std::printf(" %10s", way.name);
+  if (prints) std::printf("   us in a graph, %zu GPUs\n", ranks.size());
+  for (int64_t bytes = kLeastBytes; bytes <= kMostBytes; bytes *= 2) {
+    Tensor tensor = bench.data.view(DType::kBF16, {bytes / 2});
+    if (prints) std::printf("%10lld", static_cast<long long>(bytes));
+    for (const auto& group : groups) {
+      double time = measure(bench, [&] { group->all_reduce(tensor, ReduceOp::kSum, bench.stream); });
+      if (prints) std::printf(" %10.2f", time);
+    }
+    if (prints) std::printf("\n");
+  }
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
+// All-reduce, then add_rms_norm; and both in one.
+void compare_norms(const kernels::CudaModule& module, Bench& bench, std::span<const int> ranks, bool prints) {
+  PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()));
+  limits.norm_bytes = kMostRows * kHidden * 2;
+  std::unique_ptr<kernels::OpState> state =
+      module.ops->make_state(bench.backend, {.max_tokens = kMostRows, .max_features = kHidden}).value();
+  auto group =
+      make_p2p_communicator(bench.world, ranks, "norms", bench.world.rank_info().rank, limits).value();
+  auto& reducer = dynamic_cast<NormReducer&>(*group);
+  const int64_t most_bytes = kMostRows * kHidden * 2;
+  const Tensor weight = bench.data.view(DType::kBF16, {kHidden}, 2 * most_bytes);
+  if (prints)
+    std::printf("%10s %10s %10s   us in a graph, rows of %lld\n",
+                "rows",
+                "apart",
+                "one kernel",
+                static_cast<long long>(kHidden));
+  for (int64_t rows = 1; rows <= kMostRows; rows *= 2) {
+    const Tensor x = bench.data.view(DType::kBF16, {rows, kHidden});
+    const Tensor residual = bench.data.view(DType::kBF16, {rows, kHidden}, most_bytes);
+    double apart = measure(bench, [&] {
+      group->all_reduce(x, ReduceOp::kSum, bench.stream);
+      module.ops->add_rms_norm(
+          *state, bench.stream, {.x = x, .residual = residual, .weight = weight, .out = x});
+    });
+    double fused = measure(bench, [&] {
+      reducer.all_reduce_add_rms_norm({.x = x, .residual = residual, .weight = weight, .out = x},
+                                      bench.stream);
+    });
+    if (prints) std::printf("%10lld %10.2f %10.2f\n", static_cast<long long>(rows), apart, fused);
+  }
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
 void run_rank(const kernels::CudaModule& module, ThreadWorld& threads, int rank) {
   std::unique_ptr<World> world = threads.join(rank);
   std::unique_ptr<device::Backend> backend = module.make_backend(rank).value();
@@ -75,22 +133,8 @@ void run_rank(const kernels::CudaModule& module, ThreadWorld& threads, int rank)
               backend->allocate(4096, device::MemoryKind::kPinned).value()};
   std::vector<int> ranks(static_cast<size_t>(world->rank_info().size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  std::vector<std::unique_ptr<Communicator>> groups;
-  for (const Way& way : kWays)
-    groups.push_back(make_p2p_communicator(*world, ranks, way.name, rank, way.limits).value());
-  if (rank == 0) std::printf("%10s", "bytes");
-  for (const Way& way : kWays)
-    if (rank == 0) std::printf(" %10s", way.name);
-  if (rank == 0) std::printf("   us in a graph, %zu GPUs\n", ranks.size());
-  for (int64_t bytes = kLeastBytes; bytes <= kMostBytes; bytes *= 2) {
-    if (rank == 0) std::printf("%10lld", static_cast<long long>(bytes));
-    for (const auto& group : groups) {
-      double time = measure(bench, *group, bytes);
-      if (rank == 0) std::printf(" %10.2f", time);
-    }
-    if (rank == 0) std::printf("\n");
-  }
-  must(world->barrier(Deadline::after_seconds(kSeconds)));
+  compare_ways(bench, ranks, rank == 0);
+  compare_norms(module, bench, ranks, rank == 0);
 }
 
 int run(int wanted) {

@@ -1,0 +1,243 @@
+// Who makes the sum over a tensor group that stands between a row-parallel layer and the norm behind it.
+#include "parallel/contribution.h"
+
+#include <gtest/gtest.h>
+
+#include <list>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "parallel/linear.h"
+#include "parallel/norm.h"
+#include "parallel/residual.h"
+#include "src/device/cpu/cpu_backend.h"
+
+namespace llm_dist::parallel {
+namespace {
+
+constexpr int64_t kRows = 4;
+constexpr int64_t kHidden = 8;
+constexpr int64_t kInner = 6;
+
+void must(const Status& status) { CHECK(status.ok(), "{}", status.to_string()); }
+
+using Calls = std::vector<std::string>;
+
+class CallNames : public kernels::OpObserver {
+ public:
+  void before(const kernels::OpCall& call, device::Stream&) override {
+    names.push_back(call.name);
+    rows.push_back(call.rows);
+  }
+  void after(const kernels::OpCall&, device::Stream&) override {}
+
+  Calls names;
+  std::vector<int64_t> rows;
+};
+
+// Rank 0 of a group whose other ranks have the same numbers.
+class Group : public comm::Communicator {
+ public:
+  explicit Group(int size) : info_{.backend = "fake", .name = "tp", .size = size} {}
+  const comm::CommInfo& info() const override { return info_; }
+
+  void all_reduce(const Tensor& data, comm::ReduceOp, device::Stream& stream) override {
+    ++all_reduces;
+    add_up(data, data, stream);
+  }
+  void reduce_scatter(const Tensor& in, const Tensor& out, comm::ReduceOp, device::Stream& stream) override {
+    ++reduce_scatters;
+    add_up(in, out, stream);
+  }
+  void all_gather(const Tensor&, const Tensor&, device::Stream&) override {}
+  void broadcast(const Tensor&, int, device::Stream&) override {}
+  void send(const Tensor&, int, device::Stream&) override {}
+  void recv(const Tensor&, int, device::Stream&) override {}
+  void all_to_all(const Tensor&, const Tensor&, device::Stream&) override {}
+  Status poll() const override { return ok_status(); }
+  void abort(Status) override {}
+
+  void add_up(const Tensor& in, const Tensor& out, device::Stream& stream) const {
+    must(stream.synchronize(Deadline::after_seconds(10)));
+    for (int64_t i = 0; i < out.numel(); ++i)
+      out.as<float>()[i] = in.as<float>()[i] * static_cast<float>(info_.size);
+  }
+
+  int all_reduces = 0;
+  int reduce_scatters = 0;
+
+ private:
+  comm::CommInfo info_;
+};
+
+// Makes the two calls that it stands for.
+class Reducer : public comm::NormReducer {
+ public:
+  Reducer(const Group& group, const kernels::Ops& ops, int64_t most_rows)
+      : group_(group), ops_(ops), most_rows_(most_rows) {}
+
+  bool takes(int64_t rows, int64_t hidden, DType dtype) const override {
+    return rows <= most_rows_ && hidden == kHidden && dtype == DType::kF32;
+  }
+  void all_reduce_add_rms_norm(const comm::SumAndNorm& call, device::Stream& stream) override {
+    ++calls;
+    group_.add_up(call.x, call.x, stream);
+    ops_.table().add_rms_norm(ops_.state(),
+                              stream,
+                              {.x = call.x,
+                               .residual = call.residual,
+                               .weight = call.weight,
+                               .epsilon = call.epsilon,
+                               .out = call.out});
+  }
+
+  int calls = 0;
+
+ private:
+  const Group& group_;
+  const kernels::Ops& ops_;
+  int64_t most_rows_;
+};
+
+// What a stage does between two matrices, and at its end.
+class Stage {
+ public:
+  // most_rows: of the calls that the group's reducer takes; −1: the group has none.
+  Stage(Layout layout, int64_t most_rows)
+      : group_(layout.tp),
+        reducer_(group_, ops_, most_rows),
+        arena_({.tokens = kRows, .local_tokens = kRows, .samples = 1}) {
+    Context context{.mesh = Mesh(layout, 0),
+                    .dtype = DType::kF32,
+                    .arena = &arena_,
+                    .weights = &weights_,
+                    .ops = &ops_,
+                    .tensor_group = &group_,
+                    .norm_reducer = most_rows < 0 ? nullptr : &reducer_};
+    view_ = {.num_tokens = kRows, .local_tokens = layout.sequence_parallel ? kRows / layout.tp : kRows};
+    RowParallelLinear out(context, "out", {0, kInner}, kHidden, false);
+    RmsNorm norm(context, "norm", kHidden, 1e-5f);
+    ResidualStream stream(context, kHidden);
+    must(arena_.allocate(*backend_));
+    fill_weights();
+    run(out, norm, stream);
+  }
+
+  const Calls& names() const { return observer_.names; }
+  const std::vector<int64_t>& rows() const { return observer_.rows; }
+  const Group& group() const { return group_; }
+  int fused_calls() const { return reducer_.calls; }
+  const std::vector<float>& normed() const { return normed_; }
+  const std::vector<float>& left() const { return left_; }
+
+ private:
+  // residual += out(x); its norm; residual += out(x) again.
+  void run(const RowParallelLinear& out, const RmsNorm& norm, const ResidualStream& stream) {
+    const Tensor x = numbers({kRows, kInner}, 3);
+    Hidden hidden = stream.entrance(view_);
+    for (int64_t i = 0; i < hidden.residual.numel(); ++i)
+      hidden.residual.as<float>()[i] = 0.25f * static_cast<float>(i % 5);
+    hidden.x = out.forward(x, view_);
+    normed_ = values(norm.add_and_norm(hidden.x, hidden.residual));
+    hidden.x = out.forward(x, view_);
+    left_ = values(stream.finish(hidden));
+  }
+
+  Tensor numbers(std::initializer_list<int64_t> shape, int salt) {
+    const int64_t bytes = Tensor::contiguous(nullptr, DType::kF32, shape).bytes();
+    buffers_.push_back(backend_->allocate(bytes, device::MemoryKind::kDevice).value());
+    Tensor tensor = buffers_.back().view(DType::kF32, shape);
+    for (int64_t i = 0; i < tensor.numel(); ++i)
+      tensor.as<float>()[i] = 0.1f * static_cast<float>((i * 7 + salt) % 11 - 5);
+    return tensor;
+  }
+
+  void fill_weights() {
+    for (const MatrixSlot& slot : weights_.matrices) {
+      const Tensor rows = numbers({slot.rows, slot.cols}, 1);
+      *slot.target = {.scheme = WeightScheme::kF32, .n = slot.rows, .k = slot.cols};
+      slot.target->parts[0] = Tensor::contiguous(rows.data, DType::kU8, {slot.rows, slot.cols * 4});
+    }
+    for (const VectorSlot& slot : weights_.vectors) *slot.target = numbers({slot.size}, 2);
+  }
+
+  std::vector<float> values(const Tensor& tensor) {
+    must(stream_->synchronize(Deadline::after_seconds(10)));
+    return {tensor.as<float>(), tensor.as<float>() + tensor.numel()};
+  }
+
+  std::unique_ptr<device::Backend> backend_ = device::make_cpu_backend({});
+  std::unique_ptr<device::Stream> stream_ = backend_->make_stream("test");
+  std::unique_ptr<kernels::OpState> state_ =
+      kernels::cpu_ops().make_state(*backend_, {.max_tokens = kRows, .max_features = kHidden}).value();
+  CallNames observer_;
+  kernels::Ops ops_{kernels::cpu_ops(), *state_, *stream_, &observer_};
+  std::list<device::Buffer> buffers_;
+  Group group_;
+  Reducer reducer_;
+  Arena arena_;
+  WeightMap weights_;
+  StepView view_;
+  std::vector<float> normed_;
+  std::vector<float> left_;
+};
+
+const Calls kPlain = {"linear", "all_reduce", "add_rms_norm", "linear", "all_reduce", "add"};
+
+TEST(Contribution, TheSumIsMadeBeforeTheNormWhereTheGroupHasNoReducer) {
+  Stage stage({.tp = 2}, -1);
+  EXPECT_EQ(stage.names(), kPlain);
+  EXPECT_EQ(stage.rows(), std::vector<int64_t>(6, kRows));
+  EXPECT_EQ(stage.group().all_reduces, 2);
+}
+
+TEST(Contribution, OneCallMakesSumAdditionAndNormWhereTheGroupCan) {
+  Stage plain({.tp = 2}, -1);
+  Stage stage({.tp = 2}, kRows);
+  // At a stage's end nothing is normed: the sum is a call of its own.
+  EXPECT_EQ(stage.names(), (Calls{"linear", "all_reduce_add_rms_norm", "linear", "all_reduce", "add"}));
+  EXPECT_EQ(stage.rows(), std::vector<int64_t>(5, kRows));
+  EXPECT_EQ(stage.fused_calls(), 1);
+  EXPECT_EQ(stage.group().all_reduces, 1);
+  EXPECT_EQ(stage.normed(), plain.normed());
+  EXPECT_EQ(stage.left(), plain.left());
+}
+
+TEST(Contribution, WhatTheReducerDoesNotTakeIsSummedBeforeTheNorm) {
+  Stage plain({.tp = 2}, -1);
+  Stage stage({.tp = 2}, kRows - 1);
+  EXPECT_EQ(stage.names(), kPlain);
+  EXPECT_EQ(stage.fused_calls(), 0);
+  EXPECT_EQ(stage.normed(), plain.normed());
+  EXPECT_EQ(stage.left(), plain.left());
+}
+
+TEST(Contribution, SequenceParallelSumsAreScattered) {
+  Stage plain({.tp = 2}, -1);
+  Stage stage({.tp = 2, .sequence_parallel = true}, kRows);
+  EXPECT_EQ(stage.names(),
+            (Calls{"linear", "reduce_scatter", "add_rms_norm", "linear", "reduce_scatter", "add"}));
+  EXPECT_EQ(stage.fused_calls(), 0);
+  EXPECT_EQ(stage.group().all_reduces, 0);
+  EXPECT_EQ(stage.group().reduce_scatters, 2);
+  std::vector<float> own_rows = plain.normed();
+  own_rows.resize(kRows / 2 * kHidden);
+  EXPECT_EQ(stage.normed(), own_rows);
+}
+
+TEST(Contribution, ARankAloneSumsNothing) {
+  Stage stage({}, kRows);
+  EXPECT_EQ(stage.names(), (Calls{"linear", "add_rms_norm", "linear", "add"}));
+  EXPECT_EQ(stage.fused_calls(), 0);
+  EXPECT_EQ(stage.group().all_reduces, 0);
+}
+
+TEST(ContributionDeathTest, ATermIsNotTakenForTheSum) {
+  float number = 1;
+  const Tensor tensor = Tensor::contiguous(&number, DType::kF32, {1, 1});
+  EXPECT_DEATH((void)Contribution::partial(tensor).sum(), "taken for the sum");
+  EXPECT_DEATH((void)Contribution::finished(tensor).term(), "taken for a rank's term");
+  EXPECT_FALSE(Contribution());
+}
+
+}  // namespace
+}  // namespace llm_dist::parallel
