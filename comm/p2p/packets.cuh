@@ -94,14 +94,17 @@ __device__ inline bool gives_up(const PeerView& peers, uint32_t& polls) {
 // Packets [2 slots][size][units], the slots taken in turn.
 struct PacketRegion {
   int64_t offset = 0;  // in every rank's memory
-  int64_t units = 0;
+  int64_t units = 0;   // whole runs
 };
 
-// What of `source` lies in a rank's memory, in call `number`.
+// Where a unit's first packet lies that `source` sends in call `number`. The second is a run behind it: what
+// a warp stores at a time is one piece, and so goes over the link in whole packets of its own.
 __device__ inline int64_t packets_of(
     const PeerView& peers, const PacketRegion& region, int source, uint64_t number, int unit) {
   const int64_t part = static_cast<int64_t>(number % 2) * peers.size + source;
-  return region.offset + (part * region.units + unit) * kPacketsBytes;
+  const int in_run = unit % kPacketRun;
+  return region.offset + (part * region.units + unit - in_run) * kPacketsBytes +
+         in_run * static_cast<int64_t>(sizeof(Packet));
 }
 
 __device__ inline uint64_t joined(uint32_t low, uint32_t high) {
@@ -114,7 +117,7 @@ __device__ inline void send_packets(
   for (int distance = 1; distance < peers.size; ++distance) {
     Packet* to = at<Packet>(peers, peer_behind(peers, distance), offset);
     store_packet(to, joined(raw.x, raw.y), number);
-    store_packet(to + 1, joined(raw.z, raw.w), number);
+    store_packet(to + kPacketRun, joined(raw.z, raw.w), number);
   }
 }
 
@@ -130,7 +133,7 @@ __device__ bool receive_packets(
       if (source >= peers.size || source == peers.rank) continue;
       const Packet* from = at<Packet>(peers, peers.rank, packets_of(peers, region, source, number, unit));
       const Packet low = load_packet(from);
-      const Packet high = load_packet(from + 1);
+      const Packet high = load_packet(from + kPacketRun);
       arrived = arrived && low.number == number && high.number == number;
       raw[source] = make_uint4(static_cast<uint32_t>(low.data),
                                static_cast<uint32_t>(low.data >> 32),

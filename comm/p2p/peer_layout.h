@@ -14,6 +14,7 @@ namespace llm_dist::comm {
 
 inline constexpr int64_t kUnitBytes = 16;
 inline constexpr int64_t kPacketsBytes = 32;  // of a unit: two packets of 8 bytes with an 8-byte number
+inline constexpr int kPacketRun = 32;         // units whose first packets stand together, then their second
 inline constexpr int kPacketThreads = 128;
 inline constexpr int kPacketBlocks = 128;
 inline constexpr int kStageThreads = 512;
@@ -43,12 +44,13 @@ struct PeerLayout {
 };
 
 constexpr int64_t units_in(int64_t bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
+constexpr int64_t whole_runs(int64_t units) { return (units + kPacketRun - 1) / kPacketRun * kPacketRun; }
 
 inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   // A mapped handle shows its peers whole pages of this size.
   constexpr int64_t kPageBytes = 2 << 20;
   constexpr int64_t kLineBytes = 128;
-  PeerLayout at{.packet_units = units_in(limits.packets_bytes),
+  PeerLayout at{.packet_units = whole_runs(units_in(limits.packets_bytes)),
                 .one_shot_units = units_in(limits.one_shot_bytes),
                 .part_units = (units_in(limits.two_shot_bytes) + size - 1) / size};
   int64_t end = 0;
