@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
+#include <set>
 
 #include "comm/nccl_groups.h"
 #include "comm/p2p_groups.h"
@@ -43,15 +45,19 @@ class CudaGolden : public testing::TestWithParam<const char*> {
     return fitting;
   }
 
-  ReplicaOptions replica_options(const EngineOptions& engine) const {
+  // limits: of sums over peer memory; none: the defaults.
+  ReplicaOptions replica_options(const EngineOptions& engine,
+                                 std::optional<comm::PeerLimits> limits = {}) const {
     ReplicaOptions options{.engine = engine, .ops = module_->ops};
     options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
-    options.make_communicator =
-        [](comm::World& world, std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
-          int index = world.rank_info().rank;
-          return use == comm::GroupUse::kTensors ? comm::make_p2p_communicator(world, ranks, name, index)
-                                                 : comm::make_nccl_communicator(world, ranks, name, index);
-        };
+    options.make_communicator = [limits](comm::World& world,
+                                         std::span<const int> ranks,
+                                         const std::string& name,
+                                         comm::GroupUse use) {
+      int index = world.rank_info().rank;
+      return use == comm::GroupUse::kTensors ? comm::make_p2p_communicator(world, ranks, name, index, limits)
+                                             : comm::make_nccl_communicator(world, ranks, name, index);
+    };
     return options;
   }
 
@@ -100,7 +106,7 @@ TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
   for (const parallel::Layout& layout : layouts()) {
     if (layout.pp > golden.checkpoint->config().num_layers) continue;
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      for (std::vector<int64_t> sizes : {std::vector<int64_t>{}, {1, 2, 4, 8}}) {
+      for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{}, {1, 2, 4, 8}}) {
         SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)) +
                      (sizes.empty() ? ", eager" : ", graphs"));
         EngineOptions options = golden_options(layout, dtype);
@@ -109,6 +115,46 @@ TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
       }
     }
   }
+}
+
+class OpNames : public kernels::OpObserver {
+ public:
+  void before(const kernels::OpCall& call, device::Stream&) override { names.insert(call.name); }
+  void after(const kernels::OpCall&, device::Stream&) override {}
+  std::set<std::string> names;
+};
+
+// One sequence, whose steps are the same in both runs.
+TEST_P(CudaGolden, NormsThatMakeTheirSumHaveTheLogitsOfTheCallsApart) {
+  if (module_->visible_devices() < 2) GTEST_SKIP() << "fewer than two GPUs";
+  GoldenCase golden = load_golden(GetParam());
+  const auto prompt_len = static_cast<int64_t>(golden.prompts[1].size());
+  auto run = [&](int64_t norm_bytes, OpNames& ops) {
+    const EngineOptions engine = golden_options({.tp = 2}, DType::kBF16);
+    LogitsRecorder recorder(engine.layout, golden.vocab_size());
+    comm::PeerLimits limits = comm::default_peer_limits(2);
+    limits.norm_bytes = norm_bytes;
+    ReplicaOptions options = replica_options(engine, limits);
+    options.hooks = [&](int rank) {
+      EngineHooks hooks = recorder.hooks(rank);
+      if (rank == 0) hooks.observer = &ops;
+      return hooks;
+    };
+    auto replica = Replica::start(*golden.checkpoint, options);
+    CHECK(replica.ok(), "{}", replica.status().to_string());
+    (*replica)->generate({greedy_request(golden.prompts[1], static_cast<int32_t>(golden.steps()), 0)});
+    for (const Status& end : (*replica)->stop()) EXPECT_TRUE(end.ok()) << end.to_string();
+    std::vector<std::vector<float>> rows;
+    for (int64_t step = 0; step < golden.steps(); ++step) rows.push_back(recorder.row(0, prompt_len + step));
+    return rows;
+  };
+  OpNames fused;
+  OpNames apart;
+  EXPECT_EQ(run(1 << 20, fused), run(0, apart));
+  EXPECT_EQ(apart.names.count("all_reduce_add_rms_norm"), 0u);
+  const bool fits = golden.checkpoint->config().hidden_size % 8 == 0;
+  EXPECT_EQ(fused.names.count("all_reduce_add_rms_norm"), fits ? 1u : 0u);
+  EXPECT_EQ(fused.names.count("add_rms_norm"), fits ? 0u : 1u);
 }
 
 // Sampled sequences too, of many lengths, whose batch grows and shrinks.
