@@ -6,16 +6,20 @@ namespace llm_dist::comm {
 
 int64_t PeerLimits::largest() const { return std::max({packets_bytes, one_shot_bytes, two_shot_bytes}); }
 
-// Between two ranks one shot moves no more than two would. With more of them each shot of everything to
-// everyone has that many copies to send, and packets twice as much. What the norm saves by coming along, a
-// launch and the way through memory, is the same at all sizes.
+// Between two ranks: measured (docs/performance.md). With more of them each shot of everything to everyone
+// has that many copies to send, and packets twice as much: guesses that stay below what was measured between
+// two.
 PeerLimits default_peer_limits(int group_size) {
   constexpr int64_t kKiB = 1024;
-  constexpr int64_t kMost = 8 * kKiB * kKiB;
-  if (group_size == 2)
-    return {.packets_bytes = 128 * kKiB, .one_shot_bytes = kMost, .norm_bytes = 2048 * kKiB};
+  constexpr int64_t kMiB = 1024 * kKiB;
+  if (group_size == 2) {
+    return {.packets_bytes = 64 * kKiB,
+            .one_shot_bytes = 4 * kMiB,
+            .two_shot_bytes = 16 * kMiB,
+            .norm_bytes = 1 * kMiB};
+  }
   return {.packets_bytes = 64 * kKiB,
-          .two_shot_bytes = kMost,
+          .two_shot_bytes = 8 * kMiB,
           .norm_bytes = group_size <= 4 ? 512 * kKiB : 256 * kKiB};
 }
 
