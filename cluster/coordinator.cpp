@@ -6,8 +6,12 @@
 #include <thread>
 
 #include "cluster/api/api_reply.h"
+#include "cluster/api/batches_api.h"
+#include "cluster/api/files_api.h"
 #include "cluster/api/jobs_api.h"
 #include "cluster/api/replicas_api.h"
+#include "cluster/batch_runner.h"
+#include "cluster/file_contents.h"
 #include "cluster/local_launcher.h"
 #include "cluster/store/sqlite_store.h"
 #include "cluster/supervisor.h"
@@ -20,7 +24,9 @@ namespace llm_dist::cluster {
 namespace {
 
 constexpr int kReaderThreads = 2;
+constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody else
 constexpr size_t kMaxBodyBytes = 1 << 20;
+constexpr size_t kFormBytes = 64 << 10;  // of an upload, besides its file
 constexpr auto kTick = std::chrono::milliseconds(250);
 
 // Probes need no key, and a replica proves itself with its attempt's secret.
@@ -43,6 +49,7 @@ class Coordinator::Impl {
                                        .num_slots = options_.num_slots,
                                        .orphan_seconds = options_.orphan_seconds})),
         watch_(make_http_watch()),
+        contents_(options_.store_path + ".files"),
         feed_(*store_),
         jobs_api_({.store = *store_,
                    .commit = commit_,
@@ -52,12 +59,24 @@ class Coordinator::Impl {
                    .secrets = secrets_,
                    .attempts_folder = attempts_folder()}),
         replicas_api_({.store = *store_, .commit = commit_, .workers = workers_}),
+        files_api_({.store = *store_,
+                    .commit = commit_,
+                    .workers = file_workers_,
+                    .contents = contents_,
+                    .max_file_bytes = options_.max_file_bytes}),
+        batches_api_({.store = *store_,
+                      .commit = commit_,
+                      .workers = file_workers_,
+                      .contents = contents_,
+                      .catalogue = catalogue_}),
         workers_(kReaderThreads),
+        file_workers_(kFileThreads),
         commit_(*store_, {.on_changed = [this](const std::vector<JobId>& jobs) { changed(jobs); }}),
         router_(render_http_error) {}
   ~Impl() {
     stop(Deadline::after(std::chrono::seconds(0)));
     workers_.stop();  // what they do may wait for a commit
+    file_workers_.stop();
   }
 
   Status serve();
@@ -69,7 +88,12 @@ class Coordinator::Impl {
   void handle(http::Request request, WriterPtr writer);
   void show_metrics(const WriterPtr& writer);
   void changed(const std::vector<JobId>& jobs);
+  void wake();
+  bool sleep(bool& woken);
   void supervise();
+  void run_batches();
+  Status prepare_files();
+  size_t body_limit(const http::Request& head) const;
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
 
   const CoordinatorOptions options_;
@@ -79,34 +103,57 @@ class Coordinator::Impl {
   AttemptSecrets secrets_;
   std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<ReplicaWatch> watch_;
+  FileContents contents_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool woken_ = false;     // under mutex_
-  bool stopping_ = false;  // under mutex_
+  bool woken_ = false;          // under mutex_: for the supervisor
+  bool batches_woken_ = false;  // under mutex_: for the batches
+  bool stopping_ = false;       // under mutex_
   EventFeed feed_;
   JobsApi jobs_api_;
   ReplicasApi replicas_api_;
+  FilesApi files_api_;
+  BatchesApi batches_api_;
   Workers workers_;
+  Workers file_workers_;
   GroupCommit commit_;  // what is queued when it ends still calls the above
   http::Router router_;
   std::unique_ptr<http::Server> server_;
   std::thread supervisor_;
+  std::thread batches_;
 };
 
 Status Coordinator::Impl::serve() {
+  RETURN_IF_ERROR(prepare_files());
   add_routes();
   http::ServerOptions http;
   http.host = options_.host;
   http.port = options_.port;
   http.tls_cert_file = options_.ssl_certfile;
   http.tls_key_file = options_.ssl_keyfile;
-  http.max_body_bytes = kMaxBodyBytes;
+  http.max_body_bytes = static_cast<size_t>(options_.max_file_bytes) + kFormBytes;
+  http.body_limit = [this](const http::Request& head) { return body_limit(head); };
   http.render_error = render_http_error;
   ASSIGN_OR_RETURN(server_, http::Server::create(http, [this](http::Request request, WriterPtr writer) {
                      handle(std::move(request), std::move(writer));
                    }));
   supervisor_ = std::thread([this] { supervise(); });
+  batches_ = std::thread([this] { run_batches(); });
   return ok_status();
+}
+
+Status Coordinator::Impl::prepare_files() {
+  RETURN_IF_ERROR(contents_.prepare());
+  ASSIGN_OR_RETURN(std::vector<std::string> known, store_->batches().contents());
+  int removed = contents_.sweep(known);
+  if (removed > 0) log_info("{} contents that no file names were removed", removed);
+  return ok_status();
+}
+
+// Only an upload may be large, and only whoever may upload may send one.
+size_t Coordinator::Impl::body_limit(const http::Request& head) const {
+  bool upload = head.method == "POST" && head.path == "/v1/files" && keys_.allows(head);
+  return upload ? static_cast<size_t>(options_.max_file_bytes) + kFormBytes : kMaxBodyBytes;
 }
 
 void Coordinator::Impl::stop(Deadline deadline) {
@@ -116,6 +163,7 @@ void Coordinator::Impl::stop(Deadline deadline) {
   }
   wake_.notify_all();
   if (supervisor_.joinable()) supervisor_.join();
+  if (batches_.joinable()) batches_.join();
   if (server_ == nullptr) return;
   Status closed = server_->shutdown(deadline);
   if (!closed.ok()) log_debug("{}", closed.message());
@@ -133,6 +181,8 @@ void Coordinator::Impl::add_routes() {
   router_.add("GET", "/metrics", on_worker(workers_, metrics));
   jobs_api_.add_routes(router_);
   replicas_api_.add_routes(router_);
+  files_api_.add_routes(router_);
+  batches_api_.add_routes(router_);
 }
 
 void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
@@ -166,11 +216,28 @@ void Coordinator::Impl::show_metrics(const WriterPtr& writer) {
 
 void Coordinator::Impl::changed(const std::vector<JobId>& jobs) {
   feed_.changed(jobs);
+  wake();
+}
+
+void Coordinator::Impl::wake() {
   {
     std::lock_guard lock(mutex_);
     woken_ = true;
+    batches_woken_ = true;
   }
   wake_.notify_all();
+}
+
+// Until `woken`, which it takes back, or the next tick. False: the coordinator stops.
+bool Coordinator::Impl::sleep(bool& woken) {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, kTick, [&] { return stopping_ || woken; });
+  if (stopping_) return false;
+  woken = false;
+  lock.unlock();
+  // A burst of submissions is one look, not one each.
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return true;
 }
 
 void Coordinator::Impl::supervise() {
@@ -182,17 +249,24 @@ void Coordinator::Impl::supervise() {
        .catalogue = catalogue_,
        .places = {.store_path = options_.store_path, .folder = attempts_folder(), .url = server_->url()},
        .secrets = secrets_});
-  while (true) {
+  do {
     Status status = supervisor.tick();
     if (!status.ok()) log_error("supervision: {}", status.to_string());
-    std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, kTick, [this] { return stopping_ || woken_; });
-    if (stopping_) return;
-    woken_ = false;
-    lock.unlock();
-    // A burst of submissions is one look, not one each.
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  } while (sleep(woken_));
+}
+
+void Coordinator::Impl::run_batches() {
+  BatchRunner runner(
+      {.store = *store_,
+       .commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); },
+       .contents = contents_,
+       .secrets = secrets_,
+       .wake = [this] { wake(); },
+       .options = {.concurrency = options_.batch_concurrency}});
+  do {
+    Status status = runner.tick();
+    if (!status.ok()) log_error("batches: {}", status.to_string());
+  } while (sleep(batches_woken_));
 }
 
 Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

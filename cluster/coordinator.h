@@ -23,7 +23,9 @@ struct CoordinatorOptions {
   uint16_t port = 8080;
   std::string ssl_certfile{};
   std::string ssl_keyfile{};
-  std::vector<std::string> api_keys{};  // none: whoever reaches the port may do everything
+  int64_t max_file_bytes = 200LL << 20;  // of one upload, which is held in memory while it arrives
+  int batch_concurrency = 16;            // requests of one batch in flight at a time
+  std::vector<std::string> api_keys{};   // none: whoever reaches the port may do everything
 };
 
 class Coordinator {

@@ -115,10 +115,6 @@ Status check_kind(JobKind kind, const json& body, const Catalogue& catalogue, st
     if (!is_number_list(body.value("batch", "1")))
       return invalid_argument("'batch' must be numbers: \"1,8\"");
   }
-  if (kind == JobKind::kBatchInference) {
-    param = "type";
-    return invalid_argument("jobs of type batch_inference are known, but not served yet");
-  }
   param.clear();
   return ok_status();
 }

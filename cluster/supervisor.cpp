@@ -58,7 +58,8 @@ Status Supervisor::tick() {
 }
 
 Status Supervisor::look_after(const Job& job) {
-  if (job.state == kFinalizing) return finish(job);
+  // A batch is finished by who writes its files; here its replica is ended.
+  if (job.state == kFinalizing && job.kind != JobKind::kBatchInference) return finish(job);
   if (job.attempt == 0) return end_resting(job);
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
   const Attempt& attempt = attempts.back();
@@ -102,6 +103,7 @@ std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt
   const Live& live = live_.at(job.id);
   int64_t now = parts_.now_us();
   if (job.state == kCancelling) return "cancelled";
+  if (job.state == kFinalizing) return "finished";
   if (job.intent == Intent::kSuspend) return kSuspendedWhy;
   if (!live.why.empty()) return live.why;
   if (job.expires_us != 0 && job.expires_us <= now) return "expired";
@@ -154,6 +156,11 @@ Status Supervisor::attempt_ended(const Job& job, const Attempt& attempt, const O
 
 // What becomes of a job whose attempt is over.
 Status Supervisor::settle(const Job& job, ChangeJob change, const std::string& why) {
+  if (job.state == kFinalizing) {
+    return parts_
+        .commit(ChangeAttempt{.job = job.id, .attempt = change.attempt, .change = *change.attempt_change})
+        .status();
+  }
   if (job.state == kCancelling) {
     change.to = kCancelled;
     change.reason = job.reason;
@@ -176,8 +183,9 @@ Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::s
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
   auto failures = std::count_if(
       attempts.begin(), attempts.end(), [](const Attempt& attempt) { return is_failure(attempt); });
-  bool over = job.kind == JobKind::kBench ? failures >= parts_.options.max_attempts
-                                          : quick_failures(attempts) >= parts_.options.max_quick_failures;
+  bool over = job.kind == JobKind::kBench
+                  ? failures >= parts_.options.max_attempts
+                  : quick_failures(job, attempts) >= parts_.options.max_quick_failures;
   change.to = over && is_failure(why) ? kFailed : kRecovering;
   change.reason = change.to == kRecovering      ? why
                   : job.kind == JobKind::kBench ? "attempts_exhausted"
@@ -185,10 +193,17 @@ Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::s
   return write(std::move(change));
 }
 
-// The newest attempts in a row that did not live long; one that has not ended yet ends now.
-int Supervisor::quick_failures(const std::vector<Attempt>& attempts) const {
+// The newest attempts in a row that did not live long, and in which no item of a batch was settled; one that
+// has not ended yet ends now.
+int Supervisor::quick_failures(const Job& job, const std::vector<Attempt>& attempts) const {
+  int64_t progress = 0;
+  if (job.kind == JobKind::kBatchInference) {
+    Result<Batch> batch = parts_.store.batches().batch(job.id);
+    if (batch.ok()) progress = batch.value().progress_attempt;
+  }
   int count = 0;
   for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
+    if (attempt->number <= progress) break;
     int64_t ended = attempt->ended_us == 0 ? parts_.now_us() : attempt->ended_us;
     if (ended - attempt->started_us >= parts_.options.stable_us) break;
     if (is_failure(*attempt)) ++count;
@@ -224,8 +239,8 @@ Status Supervisor::start_recovering(const Job& job) {
     return write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"});
   }
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
-  int64_t due =
-      attempts.back().ended_us + backoff_us(parts_.options, job.id, std::max(1, quick_failures(attempts)));
+  int64_t due = attempts.back().ended_us +
+                backoff_us(parts_.options, job.id, std::max(1, quick_failures(job, attempts)));
   if (parts_.now_us() < due) return ok_status();
   ASSIGN_OR_RETURN(bool room, start_if_room(job));
   if (!room) recovering_waits_ = true;

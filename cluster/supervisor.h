@@ -79,7 +79,7 @@ class Supervisor {
   Status launch_failed(JobId id, int64_t number, const Status& why);
   Result<bool> start_if_room(const Job& job);
   Status write(ChangeJob change);
-  int quick_failures(const std::vector<Attempt>& attempts) const;
+  int quick_failures(const Job& job, const std::vector<Attempt>& attempts) const;
   void forget(JobId job);
 
   Parts parts_;

@@ -66,6 +66,14 @@ RunCommand add_coordinator(CLI::App& program) {
                   flags->options.orphan_seconds,
                   "Jobs end when no coordinator has come back for so long")
       ->capture_default_str();
+  app->add_option("--max-file-bytes", flags->options.max_file_bytes, "Size of an uploaded file")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  app->add_option("--batch-concurrency",
+                  flags->options.batch_concurrency,
+                  "Requests of one batch that its replica has at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
   app->add_option("--host", flags->options.host, "Address to listen at")->capture_default_str();
   app->add_option("--port", flags->options.port, "0: any free one")->capture_default_str();
   app->add_option("--endpoint-file", flags->endpoint_file, "Write the URL to this file once it listens");

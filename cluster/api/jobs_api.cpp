@@ -1,13 +1,14 @@
 #include "cluster/api/jobs_api.h"
 
 #include <algorithm>
-#include <charconv>
 #include <fstream>
 #include <functional>
 #include <tuple>
 
 #include "cluster/api/api_reply.h"
+#include "cluster/api/job_actions.h"
 #include "cluster/api/job_json.h"
+#include "cluster/api/request_fields.h"
 #include "cluster/job_spec.h"
 #include "cluster/local_launcher.h"
 #include "src/base/format.h"
@@ -19,18 +20,8 @@ namespace {
 
 constexpr int kMaxPage = 1000;
 constexpr int kMaxWaitSeconds = 60;
-constexpr size_t kMaxKeyBytes = 255;
 constexpr int kMaxRaces = 16;
 constexpr std::streamsize kLogBytes = 1 << 20;
-
-Result<int64_t> parse_number(const std::string& text, const char* name, int64_t low, int64_t high) {
-  int64_t value = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    return invalid_argument(format("'{}' must be a number from {} to {}", name, low, high));
-  }
-  return value;
-}
 
 // The version in an entity tag: "\"7\"" or "W/\"7\"". Nothing else was ever given out.
 Result<int64_t> parse_etag(std::string_view tag, const char* header) {
@@ -39,14 +30,6 @@ Result<int64_t> parse_etag(std::string_view tag, const char* header) {
     return invalid_argument(format("{} must be one entity tag, as ETag gave it", header));
   }
   return parse_number(std::string(tag.substr(1, tag.size() - 2)), header, 1, INT64_MAX);
-}
-
-Result<std::string> idempotency_key(const http::Request& request) {
-  const std::string* key = request.headers.find("Idempotency-Key");
-  if (key == nullptr) return std::string();
-  bool printable = std::all_of(key->begin(), key->end(), [](char c) { return c >= ' ' && c < 0x7f; });
-  if (!key->empty() && key->size() <= kMaxKeyBytes && printable) return *key;
-  return invalid_argument(format("Idempotency-Key must be 1 to {} printable characters", kMaxKeyBytes));
 }
 
 Result<JobFilter> parse_filter(const http::Request& request) {
@@ -113,8 +96,8 @@ void JobsApi::add_routes(http::Router& router) {
   for (const auto& [verb, path, method] : kMethods) {
     router.add(verb, path, on_worker(parts_.workers, std::bind_front(method, this)));
   }
-  constexpr std::pair<const char*, Action> kActions[] = {
-      {"cancel", Action::kCancel}, {"suspend", Action::kSuspend}, {"resume", Action::kResume}};
+  constexpr std::pair<const char*, JobAction> kActions[] = {
+      {"cancel", JobAction::kCancel}, {"suspend", JobAction::kSuspend}, {"resume", JobAction::kResume}};
   for (const auto& [name, action] : kActions) {
     router.add("POST",
                format("/v1/jobs/{id}/{}", name),
@@ -131,6 +114,12 @@ void JobsApi::submit(const http::Request& request, const WriterPtr& writer) {
                               .message = job.status().message(),
                               .param = param,
                               .code = no_model ? "model_not_found" : ""}));
+    return;
+  }
+  if (job.value().kind == JobKind::kBatchInference) {
+    writer->send(error_reply({.status = 400,
+                              .message = "batches are made with POST /v1/batches, which reads their items",
+                              .param = "type"}));
     return;
   }
   Result<std::string> key = idempotency_key(request);
@@ -319,39 +308,7 @@ void JobsApi::logs(const http::Request& request, const WriterPtr& writer) {
        .body = text});
 }
 
-Result<std::optional<ChangeJob>> JobsApi::change_for(Action action, const Job& job) const {
-  using enum JobState;
-  ChangeJob change{.job = job.id, .expected_version = job.version, .to = job.state, .intent = job.intent};
-  bool held = job.state == kStarting || job.state == kRunning;  // an attempt must end first
-  bool waits = job.state == kQueued || job.state == kRecovering;
-  switch (action) {
-    case Action::kCancel:
-      if (job.state == kCancelling || job.state == kCancelled) return std::optional<ChangeJob>();
-      change.to = job.state == kQueued || job.state == kSuspended ? kCancelled : kCancelling;
-      change.intent = Intent::kNone;
-      change.reason = "cancelled_by_user";
-      if (may_become(job.state, change.to)) return std::optional(change);
-      break;
-    case Action::kSuspend:
-      if (job.state == kSuspended || (held && job.intent == Intent::kSuspend))
-        return std::optional<ChangeJob>();
-      change.reason = "suspended_by_user";
-      if (waits) change.to = kSuspended;
-      if (held) change.intent = Intent::kSuspend;
-      if (waits || held) return std::optional(change);
-      break;
-    case Action::kResume:
-      if (waits || (held && job.intent == Intent::kNone)) return std::optional<ChangeJob>();
-      change.reason = "resumed_by_user";
-      change.intent = Intent::kNone;
-      if (job.state == kSuspended) change.to = kQueued;
-      if (held || job.state == kSuspended) return std::optional(change);
-      break;
-  }
-  return failed_precondition(format("{} is {}: too late for that", job_name(job.id), job.state));
-}
-
-void JobsApi::act(Action action, const http::Request& request, const WriterPtr& writer) {
+void JobsApi::act(JobAction action, const http::Request& request, const WriterPtr& writer) {
   const std::string* match = request.headers.find("If-Match");
   Result<int64_t> expected = match == nullptr ? Result<int64_t>(0) : parse_etag(*match, "If-Match");
   Result<JobId> id = parse_job_name(request.path_param("id"));
@@ -397,6 +354,9 @@ void JobsApi::retry(const http::Request& request, const WriterPtr& writer) {
     return;
   }
   const Job& job = old.value();
+  if (job.kind == JobKind::kBatchInference) {
+    return void(writer->send(error_reply(invalid_argument("a batch is made anew with POST /v1/batches"))));
+  }
   submit({.project = job.project,
           .kind = job.kind,
           .spec = job.spec,

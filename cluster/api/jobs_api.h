@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cluster/api/event_feed.h"
+#include "cluster/api/job_actions.h"
 #include "cluster/api/workers.h"
 #include "cluster/attempt_plan.h"
 #include "cluster/catalogue.h"
@@ -34,7 +35,6 @@ class JobsApi {
   void add_routes(http::Router& router);
 
  private:
-  enum class Action : uint8_t { kCancel, kSuspend, kResume };
   // A submission whose commit is under way.
   using InFlight = std::pair<std::string, std::string>;  // project, key
 
@@ -48,10 +48,8 @@ class JobsApi {
   void events(const http::Request& request, const WriterPtr& writer);
   void attempts(const http::Request& request, const WriterPtr& writer);
   void logs(const http::Request& request, const WriterPtr& writer);
-  void act(Action action, const http::Request& request, const WriterPtr& writer);
+  void act(JobAction action, const http::Request& request, const WriterPtr& writer);
   void retry(const http::Request& request, const WriterPtr& writer);
-  // The change that the action means for a job; nothing when it is so already.
-  Result<std::optional<ChangeJob>> change_for(Action action, const Job& job) const;
 
   Parts parts_;
   std::mutex mutex_;

@@ -7,6 +7,7 @@
 #include <string>
 #include <variant>
 
+#include "cluster/store/batch_commands.h"
 #include "cluster/store/job.h"
 
 namespace llm_dist::cluster {
@@ -27,6 +28,7 @@ struct SubmitJob {
   int64_t expires_us = 0;
   JobId retry_of = 0;
   IdempotencyKey idempotency{};
+  std::optional<NewBatch> batch{};  // of a batch_inference job
 };
 
 // The parts of an attempt that change; what is absent stays.
@@ -66,7 +68,17 @@ struct ChangeAttempt {
   AttemptChange change{};
 };
 
-using CommandBody = std::variant<SubmitJob, ChangeJob, StartAttempt, ChangeAttempt>;
+using CommandBody = std::variant<SubmitJob,
+                                 ChangeJob,
+                                 StartAttempt,
+                                 ChangeAttempt,
+                                 AddFile,
+                                 DeleteFile,
+                                 RecordItem,
+                                 CountDeaths,
+                                 CloseBatch>;
+// Whether its outcome is about a job that others may wait for.
+bool changes_a_job(const CommandBody& body);
 
 struct Command {
   int64_t epoch = 0;  // of the coordinator that issues it: an older one's command is `aborted`
@@ -75,15 +87,15 @@ struct Command {
 };
 
 struct Written {
-  int64_t id = 0;       // of the job
-  int64_t version = 0;  // of its row
+  int64_t id = 0;       // of the job, or of the file
+  int64_t version = 0;  // of the job's row
   bool replayed = false;
 };
 
-// not_found: no such job or attempt; failed_precondition: another version, a transition that may not happen,
-// a job or attempt that has ended, an attempt that is no longer the current one; invalid_argument: see
-// SubmitJob; aborted: a newer coordinator owns the store; resource_exhausted: the disk is full; unavailable:
-// nothing was written, try again.
+// not_found: no such job, attempt or file; failed_precondition: another version, a transition that may not
+// happen, a job or attempt that has ended, an attempt that is no longer the current one; invalid_argument:
+// see SubmitJob; aborted: a newer coordinator owns the store; resource_exhausted: the disk is full;
+// unavailable: nothing was written, try again.
 using Outcome = Result<Written>;
 
 }  // namespace llm_dist::cluster

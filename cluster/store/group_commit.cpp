@@ -71,7 +71,7 @@ void GroupCommit::commit_batch(std::vector<Entry>& batch) {
   if (!status.ok()) log_error("{} changes were not written: {}", batch.size(), status.to_string());
   std::vector<JobId> changed;
   for (const Pending& each : pending) {
-    if (each.outcome.ok()) changed.push_back(each.outcome.value().id);
+    if (each.outcome.ok() && changes_a_job(each.command.body)) changed.push_back(each.outcome.value().id);
   }
   if (options_.on_changed && !changed.empty()) options_.on_changed(changed);
   for (size_t i = 0; i < batch.size(); ++i) batch[i].done(pending[i].outcome);

@@ -176,7 +176,113 @@ CREATE INDEX jobs_by_turn ON jobs (state, created_us - priority * 600000000, id)
 CREATE INDEX jobs_by_expiry ON jobs (expires_us) WHERE expires_us > 0 AND state IN ('QUEUED', 'SUSPENDED');
 )sql";
 
-constexpr const char* kMigrations[] = {kJobs, kTurns};
+// Files, and what a batch has besides its job. An item gets a row when an engine died with it in flight, and
+// when it is recorded: that happens once.
+constexpr const char* kBatches = R"sql(
+CREATE TABLE files (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  project TEXT NOT NULL,
+  purpose TEXT NOT NULL CHECK (purpose IN ('batch', 'batch_output')),
+  filename TEXT NOT NULL,
+  bytes INTEGER NOT NULL CHECK (bytes >= 0),
+  content TEXT NOT NULL UNIQUE,
+  created_us INTEGER NOT NULL,
+  epoch INTEGER NOT NULL
+);
+CREATE INDEX files_by_project ON files (project, id);
+
+CREATE TABLE batches (
+  job INTEGER PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
+  input_file INTEGER NOT NULL,
+  completion_window TEXT NOT NULL,
+  metadata TEXT NOT NULL CHECK (json_valid(metadata)),
+  total INTEGER NOT NULL CHECK (total > 0),
+  completed INTEGER NOT NULL DEFAULT 0,
+  failed INTEGER NOT NULL DEFAULT 0,
+  progress_attempt INTEGER NOT NULL DEFAULT 0,
+  closed INTEGER NOT NULL DEFAULT 0 CHECK (closed IN (0, 1)),
+  output_file INTEGER NOT NULL DEFAULT 0,
+  error_file INTEGER NOT NULL DEFAULT 0,
+  closed_us INTEGER NOT NULL DEFAULT 0,
+  epoch INTEGER NOT NULL,
+  CHECK (completed + failed <= total)
+);
+CREATE INDEX batches_open ON batches (job) WHERE closed = 0;
+CREATE INDEX batches_open_by_input ON batches (input_file) WHERE closed = 0;
+
+CREATE TABLE batch_items (
+  job INTEGER NOT NULL REFERENCES batches (job) ON DELETE CASCADE,
+  number INTEGER NOT NULL,
+  custom_id TEXT NOT NULL,
+  outcome TEXT NOT NULL DEFAULT '' CHECK (outcome IN ('', 'completed', 'failed')),
+  deaths INTEGER NOT NULL DEFAULT 0,
+  death_attempt INTEGER NOT NULL DEFAULT 0,
+  attempt INTEGER NOT NULL,
+  line TEXT NOT NULL DEFAULT '',
+  at_us INTEGER NOT NULL,
+  epoch INTEGER NOT NULL,
+  UNIQUE (job, number),
+  UNIQUE (job, custom_id)
+);
+
+CREATE TRIGGER files_insert BEFORE INSERT ON files WHEN NEW.epoch <> (SELECT epoch FROM writer) BEGIN
+  SELECT RAISE(ABORT, 'fenced: another coordinator owns the store');
+END;
+CREATE TRIGGER files_update BEFORE UPDATE ON files BEGIN
+  SELECT RAISE(ABORT, 'terminal: files do not change');
+END;
+CREATE TRIGGER files_delete BEFORE DELETE ON files
+WHEN EXISTS (SELECT 1 FROM batches WHERE input_file = OLD.id AND closed = 0) BEGIN
+  SELECT RAISE(ABORT, 'transition: a batch that has not ended reads the file');
+END;
+
+CREATE TRIGGER batches_insert BEFORE INSERT ON batches BEGIN
+  SELECT CASE
+    WHEN NEW.epoch <> (SELECT epoch FROM writer) THEN RAISE(ABORT, 'fenced: another coordinator owns the store')
+    WHEN NOT EXISTS (SELECT 1 FROM jobs WHERE id = NEW.job AND kind = 'batch_inference' AND version = 1)
+      THEN RAISE(ABORT, 'transition: a batch begins with its job')
+    WHEN NOT EXISTS (SELECT 1 FROM files WHERE id = NEW.input_file AND purpose = 'batch')
+      THEN RAISE(ABORT, 'transition: the batch has no input file')
+  END;
+END;
+CREATE TRIGGER batches_update BEFORE UPDATE ON batches BEGIN
+  SELECT CASE
+    WHEN NEW.epoch <> (SELECT epoch FROM writer) THEN RAISE(ABORT, 'fenced: another coordinator owns the store')
+    WHEN OLD.closed = 1 THEN RAISE(ABORT, 'terminal: the batch is closed')
+    WHEN NEW.job <> OLD.job OR NEW.input_file <> OLD.input_file OR NEW.total <> OLD.total
+      THEN RAISE(ABORT, 'transition: what a batch is does not change')
+    WHEN NEW.closed = 1 AND (SELECT state FROM jobs WHERE id = OLD.job) NOT IN (SELECT state FROM terminal_states)
+      THEN RAISE(ABORT, 'transition: the job has not ended')
+  END;
+END;
+CREATE TRIGGER batches_delete BEFORE DELETE ON batches WHEN OLD.closed = 0 BEGIN
+  SELECT RAISE(ABORT, 'transition: the batch is not closed');
+END;
+
+CREATE TRIGGER batch_items_insert BEFORE INSERT ON batch_items BEGIN
+  SELECT CASE
+    WHEN NEW.epoch <> (SELECT epoch FROM writer) THEN RAISE(ABORT, 'fenced: another coordinator owns the store')
+    WHEN EXISTS (SELECT 1 FROM jobs WHERE id = NEW.job AND (state = 'FINALIZING' OR state IN terminal_states))
+      THEN RAISE(ABORT, 'transition: the results are being written, or are')
+    WHEN NEW.attempt > (SELECT attempt FROM jobs WHERE id = NEW.job)
+      THEN RAISE(ABORT, 'transition: no such attempt')
+  END;
+END;
+CREATE TRIGGER batch_items_update BEFORE UPDATE ON batch_items BEGIN
+  SELECT CASE
+    WHEN NEW.epoch <> (SELECT epoch FROM writer) THEN RAISE(ABORT, 'fenced: another coordinator owns the store')
+    WHEN OLD.outcome <> '' THEN RAISE(ABORT, 'terminal: the item is recorded')
+    WHEN NEW.job <> OLD.job OR NEW.number <> OLD.number OR NEW.custom_id <> OLD.custom_id
+      THEN RAISE(ABORT, 'transition: what an item is does not change')
+  END;
+END;
+CREATE TRIGGER batch_items_delete BEFORE DELETE ON batch_items
+WHEN EXISTS (SELECT 1 FROM batches WHERE job = OLD.job AND closed = 0) BEGIN
+  SELECT RAISE(ABORT, 'terminal: items of a batch that is not closed stay');
+END;
+)sql";
+
+constexpr const char* kMigrations[] = {kJobs, kTurns, kBatches};
 
 }  // namespace
 

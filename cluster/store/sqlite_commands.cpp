@@ -1,5 +1,6 @@
 #include "cluster/store/sqlite_commands.h"
 
+#include "cluster/store/sqlite_batches.h"
 #include "src/base/format.h"
 
 namespace llm_dist::cluster {
@@ -80,6 +81,7 @@ Outcome carry_out(Database& database, const Command& command, const SubmitJob& s
           .bind(command.epoch)
           .run());
   JobId id = database.last_insert_id();
+  if (submit.batch) RETURN_IF_ERROR(insert_batch(database, command, id, *submit.batch));
   if (!submit.idempotency.key.empty()) {
     RETURN_IF_ERROR(database.prepare("INSERT INTO idempotency VALUES (?, ?, ?, ?, ?, ?)")
                         .bind(submit.project)
@@ -115,22 +117,27 @@ Status change_attempt(
   return not_found(format("{} has no attempt {}", job_name(job), number));
 }
 
+Status change_job(Database& database, const Command& command, const ChangeJob& change) {
+  return database
+      .prepare(
+          "UPDATE jobs SET state = ?, intent = ?, reason = ?, message = ?, "
+          "version = version + 1, updated_us = ?, epoch = ? WHERE id = ?")
+      .bind(to_string(change.to))
+      .bind(to_string(change.intent))
+      .bind(change.reason)
+      .bind(change.message)
+      .bind(command.at_us)
+      .bind(command.epoch)
+      .bind(change.job)
+      .run();
+}
+
 Outcome carry_out(Database& database, const Command& command, const ChangeJob& change) {
   ASSIGN_OR_RETURN(JobRow row, find_expected(database, change.job, change.expected_version, change.attempt));
   if (change.attempt_change) {
     RETURN_IF_ERROR(change_attempt(database, command, change.job, row.attempt, *change.attempt_change));
   }
-  RETURN_IF_ERROR(database
-                      .prepare("UPDATE jobs SET state = ?, intent = ?, reason = ?, message = ?, "
-                               "version = version + 1, updated_us = ?, epoch = ? WHERE id = ?")
-                      .bind(to_string(change.to))
-                      .bind(to_string(change.intent))
-                      .bind(change.reason)
-                      .bind(change.message)
-                      .bind(command.at_us)
-                      .bind(command.epoch)
-                      .bind(change.job)
-                      .run());
+  RETURN_IF_ERROR(change_job(database, command, change));
   return Written{.id = change.job, .version = row.version + 1};
 }
 
@@ -164,6 +171,29 @@ Outcome carry_out(Database& database, const Command& command, const ChangeAttemp
   ASSIGN_OR_RETURN(JobRow row, find_expected(database, change.job, 0, change.attempt));
   RETURN_IF_ERROR(change_attempt(database, command, change.job, change.attempt, change.change));
   return Written{.id = change.job, .version = row.version};
+}
+
+Outcome carry_out(Database& database, const Command& command, const RecordItem& record) {
+  ASSIGN_OR_RETURN(JobRow row, find_expected(database, record.job, 0, record.attempt));
+  RETURN_IF_ERROR(record_item(database, command, record));
+  return Written{.id = record.job, .version = row.version};
+}
+
+Outcome carry_out(Database& database, const Command& command, const CountDeaths& deaths) {
+  ASSIGN_OR_RETURN(JobRow row, find_job(database, deaths.job));
+  RETURN_IF_ERROR(count_deaths(database, command, deaths));
+  return Written{.id = deaths.job, .version = row.version};
+}
+
+Outcome carry_out(Database& database, const Command& command, const CloseBatch& close) {
+  ASSIGN_OR_RETURN(JobRow row, find_expected(database, close.job, close.expected_version, 0));
+  ChangeJob change{.job = close.job, .reason = close.reason, .message = close.message};
+  if (close.to) {
+    change.to = *close.to;
+    RETURN_IF_ERROR(change_job(database, command, change));
+  }
+  RETURN_IF_ERROR(close_batch(database, command, close));
+  return Written{.id = close.job, .version = row.version + (close.to ? 1 : 0)};
 }
 
 }  // namespace

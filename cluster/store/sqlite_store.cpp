@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cluster/store/location.h"
+#include "cluster/store/sqlite_batches.h"
 #include "cluster/store/sqlite_commands.h"
 #include "cluster/store/sqlite_queries.h"
 #include "cluster/store/sqlite_schema.h"
@@ -25,7 +26,7 @@ Result<std::unique_ptr<Database>> open_writer(const SqliteStoreOptions& options)
   return database;
 }
 
-class SqliteStore : public Store {
+class SqliteStore : public Store, private BatchStore {
   template <typename Query>
   auto read(const Query& query) {
     std::lock_guard lock(reader_mutex_);
@@ -61,6 +62,29 @@ class SqliteStore : public Store {
   }
   Result<std::vector<Job>> overdue(int64_t now_us, int limit) override {
     return read([&](Database& database) { return query_overdue(database, now_us, limit); });
+  }
+  BatchStore& batches() override { return *this; }
+
+  Result<StoredFile> file(FileId id) override {
+    return read([&](Database& database) { return query_file(database, id); });
+  }
+  Result<std::vector<StoredFile>> files(const FileFilter& filter) override {
+    return read([&](Database& database) { return query_files(database, filter); });
+  }
+  Result<std::vector<std::string>> contents() override {
+    return read([](Database& database) { return query_contents(database); });
+  }
+  Result<Batch> batch(JobId job) override {
+    return read([&](Database& database) { return query_batch(database, job); });
+  }
+  Result<std::vector<Batch>> open_batches() override {
+    return read([](Database& database) { return query_open_batches(database); });
+  }
+  Result<std::vector<ItemRecord>> items(JobId job, int64_t after, int limit) override {
+    return read([&](Database& database) { return query_items(database, job, after, limit); });
+  }
+  Result<std::vector<ItemRecord>> item_marks(JobId job) override {
+    return read([&](Database& database) { return query_item_marks(database, job); });
   }
 
  private:

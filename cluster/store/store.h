@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/store/batch_store.h"
 #include "cluster/store/command.h"
 #include "cluster/store/job.h"
 #include "src/base/status.h"
@@ -60,6 +61,8 @@ class Store {
   virtual Result<std::vector<Job>> waiting(int limit) = 0;
   // QUEUED and SUSPENDED jobs whose time is over.
   virtual Result<std::vector<Job>> overdue(int64_t now_us, int limit) = 0;
+  // The same store, asked for files and batches.
+  virtual BatchStore& batches() = 0;
 };
 
 }  // namespace llm_dist::cluster

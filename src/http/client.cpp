@@ -1,6 +1,8 @@
 #include "src/http/client.h"
 
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
 #include <exception>
 #include <optional>
 
@@ -14,11 +16,13 @@ class Client::Impl {
   explicit Impl(ClientOptions options) : setup_(std::move(options)) {}
 
   Result<Response> exchange(const ClientRequest& request, Deadline deadline, const OnData* on_data);
+  void abort();
 
  private:
   ClientSetup setup_;
   asio::io_context context_{1};
   ClientConnection connection_{context_, setup_};
+  std::atomic<bool> aborted_ = false;
 };
 
 // Runs the coroutine on this thread until it is done or the deadline has passed.
@@ -31,7 +35,8 @@ Result<Response> Client::Impl::exchange(const ClientRequest& request,
   bool done = false;
   std::exception_ptr failure;
   auto perform = [&]() -> asio::awaitable<void> {
-    outcome = co_await connection_.exchange(request, url, on_data);
+    // From here on abort() finds something to cancel.
+    if (!aborted_) outcome = co_await connection_.exchange(request, url, on_data);
   };
   asio::co_spawn(context_, perform(), [&](std::exception_ptr error) {
     failure = error;
@@ -48,8 +53,14 @@ Result<Response> Client::Impl::exchange(const ClientRequest& request,
   if (failure || late) connection_.disconnect();
   // What a callback of the caller threw.
   if (failure) std::rethrow_exception(failure);
+  if (aborted_ && (!outcome || !outcome->ok())) return cancelled("the request was aborted");
   if (late) return deadline_exceeded(format("no complete response from {} in time", url.authority));
   return std::move(*outcome);
+}
+
+void Client::Impl::abort() {
+  aborted_ = true;
+  asio::post(context_, [this] { connection_.cancel(); });
 }
 
 Client::Client(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
@@ -64,6 +75,8 @@ Result<Response> Client::request(const ClientRequest& request, Deadline deadline
 Result<Response> Client::stream(const ClientRequest& request, Deadline deadline, const OnData& on_data) {
   return impl_->exchange(request, deadline, &on_data);
 }
+
+void Client::abort() { impl_->abort(); }
 
 Result<Response> Client::stream_events(const ClientRequest& request,
                                        Deadline deadline,

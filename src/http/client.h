@@ -33,9 +33,9 @@ struct ClientOptions {
 // Gets the body piece by piece; returns false to stop, which closes the connection.
 using OnData = std::function<bool(std::string_view)>;
 
-// Keeps its connection for the next request to the same server. Not thread-safe: one client a thread.
-// Errors: invalid_argument (URL), unavailable (refused, reset, closed early), deadline_exceeded, internal
-// (not HTTP). A response with an error status is a Response, not an error.
+// Keeps its connection for the next request to the same server. Not thread-safe, but for abort(): one client
+// a thread. Errors: cancelled (abort()), invalid_argument (URL), unavailable (refused, reset, closed early),
+// deadline_exceeded, internal (not HTTP). A response with an error status is a Response, not an error.
 class Client {
  public:
   explicit Client(ClientOptions options = {});
@@ -50,6 +50,9 @@ class Client {
   Result<Response> stream_events(const ClientRequest& request,
                                  Deadline deadline,
                                  const SseParser::OnEvent& on_event);
+
+  // From any thread: what is under way ends at once, and so does every later request.
+  void abort();
 
  private:
   class Impl;

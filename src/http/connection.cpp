@@ -1,10 +1,12 @@
 #include "src/http/connection.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <charconv>
 
 #include "src/base/log.h"
 #include "src/base/type_name.h"
@@ -15,6 +17,15 @@ namespace {
 constexpr auto kResult = asio::as_tuple(asio::use_awaitable);
 // How long a refused client may go on sending before its connection is reset.
 constexpr Duration kLingerTime = std::chrono::seconds(1);
+
+// What has come, or what is said to come. A length that is no number was refused by the parser.
+size_t announced_body_bytes(const Request& request) {
+  size_t announced = 0;
+  if (const std::string* length = request.headers.find("Content-Length")) {
+    std::from_chars(length->data(), length->data() + length->size(), announced);
+  }
+  return std::max(announced, request.body.size());
+}
 
 }  // namespace
 
@@ -152,9 +163,15 @@ asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& par
   if (co_await wait_for_first_byte(first) != Outcome::kRequest) co_return Outcome::kGone;
   TimePoint deadline = Clock::now() + core_->options.header_timeout;
   bool in_body = false;
+  size_t body_limit = 0;
   while (true) {
     feed(parser);
     if (refusal_.status != 0) co_return Outcome::kRefused;
+    if (parser.header_done() && !in_body) body_limit = body_limit_of(parser.request());
+    if (parser.header_done() && announced_body_bytes(parser.request()) > body_limit) {
+      refusal_ = {413, "the request body is too large"};
+      co_return Outcome::kRefused;
+    }
     if (parser.done()) co_return Outcome::kRequest;
     if (parser.header_done() && !in_body) {
       in_body = true;
@@ -167,6 +184,12 @@ asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& par
       co_return Outcome::kRefused;
     }
   }
+}
+
+size_t Connection::body_limit_of(const Request& request) const {
+  const ServerOptions& options = core_->options;
+  return options.body_limit ? std::min(options.body_limit(request), options.max_body_bytes)
+                            : options.max_body_bytes;
 }
 
 void Connection::feed(RequestParser& parser) {

@@ -66,6 +66,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::awaitable<Outcome> read_request(RequestParser& parser, bool first);
   asio::awaitable<Outcome> wait_for_first_byte(bool first);
   asio::awaitable<bool> continue_if_expected(const RequestParser& parser, const Request& request);
+  size_t body_limit_of(const Request& request) const;
   asio::awaitable<bool> respond(const RequestParser& parser, Request request);
   asio::awaitable<bool> pump(Exchange& exchange);
   asio::awaitable<void> refuse(const ParseError& error);

@@ -37,6 +37,10 @@ struct ServerOptions {
   Duration idle_timeout = std::chrono::seconds(75);    // between requests of a kept connection
   Duration write_timeout = std::chrono::seconds(30);   // a socket write without any progress
 
+  // A tighter limit than max_body_bytes, asked on an I/O thread once a request's header is whole; beyond:
+  // 413.
+  std::function<size_t(const Request& head)> body_limit{};
+
   // For what the server answers by itself (400, 408, 413, 431, 500, 501, 503).
   ErrorRenderer render_error = plain_error;
 };

@@ -212,6 +212,50 @@ TEST(StoreCrash, TheCheckFindsAMissingEpochCheck) {
   EXPECT_NE(first_violation(false, MutantStore::Lacks::kEpochCheck), "");
 }
 
+// Items of a batch, recorded while power fails: what was acknowledged stays, once, and the counts agree with
+// it.
+TEST(StoreCrash, WhatIsRecordedOfABatchStays) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    CrashVfs disk("items-" + std::to_string(seed), seed);
+    std::mt19937_64 random(seed);
+    JobId id = 0;
+    {
+      auto store = std::move(open_on(disk)).value();
+      FileId file = apply_one(*store, AddFile{.filename = "f", .content = "c"}).value().id;
+      SubmitJob submit = a_job();
+      submit.kind = JobKind::kBatchInference;
+      submit.batch = NewBatch{file, "24h", "null", 10'000};
+      id = apply_one(*store, submit).value().id;
+      ASSERT_TRUE(apply_one(*store, StartAttempt{.job = id, .slots = 1}).ok());
+      ASSERT_TRUE(apply_one(*store, to_state(id, JobState::kRunning)).ok());
+    }
+    std::set<int64_t> acknowledged;
+    for (int crash = 0; crash < 25; ++crash) {
+      disk.crash_after(1 + static_cast<int64_t>(random() % 120));
+      auto opened = open_on(disk);
+      if (opened.ok()) {
+        while (!disk.crashed()) {
+          auto number = static_cast<int64_t>(random() % 300);
+          RecordItem record{id, 1, number, std::to_string(number), number % 2 == 0, "line"};
+          if (!apply_one(**opened, record).ok()) continue;
+          EXPECT_TRUE(acknowledged.insert(number).second) << "recorded twice: " << number;
+        }
+        opened.value().reset();
+      }
+      disk.restart();
+      auto store = std::move(open_on(disk)).value();
+      std::set<int64_t> found;
+      const std::vector<ItemRecord> items = store->batches().items(id, -1, 10'000).value();
+      for (const ItemRecord& item : items) found.insert(item.number);
+      for (int64_t number : acknowledged) EXPECT_TRUE(found.contains(number)) << "lost: " << number;
+      Batch batch = store->batches().batch(id).value();
+      EXPECT_EQ(batch.completed + batch.failed, static_cast<int64_t>(found.size()));
+      acknowledged = found;
+    }
+    EXPECT_GT(acknowledged.size(), 50u) << "a run that promises nothing proves nothing";
+  }
+}
+
 // A sync that fails leaves the commit in doubt: the answer must be what a restart would find.
 TEST(StoreCrash, AFailedSyncIsResolvedBeforeTheAnswer) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {

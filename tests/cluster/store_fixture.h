@@ -54,6 +54,7 @@ class ForwardingStore : public Store {
   Result<std::vector<Job>> overdue(int64_t now_us, int limit) override {
     return store_->overdue(now_us, limit);
   }
+  BatchStore& batches() override { return store_->batches(); }
 
  private:
   std::unique_ptr<Store> store_;

@@ -511,6 +511,56 @@ TEST_F(SupervisorTest, JobsExpireWhereverTheyAre) {
   EXPECT_EQ(state(running), kExpired);
 }
 
+// Its items and files are another's care; here it is a replica that ends when they are done.
+TEST_F(SupervisorTest, ABatchHoldsItsReplicaUntilItsWorkIsDone) {
+  FileId file = commit(AddFile{.project = "p", .filename = "f", .content = "c"}).value().id;
+  JobId id = commit(SubmitJob{.project = "p",
+                              .kind = JobKind::kBatchInference,
+                              .spec = R"({"model":"m"})",
+                              .batch = NewBatch{file, "24h", "null", 5}})
+                 .value()
+                 .id;
+  tick();
+  EXPECT_EQ(machine_.processes.at(0).request.arguments.at(0), "serve");
+  enrol(id);
+  tick();
+  wish(id, kFinalizing);
+  tick();
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  EXPECT_EQ(state(id), kFinalizing);
+  machine_.exit(0, 143);
+  tick();
+  EXPECT_EQ(store_->attempts(id).value().at(0).state, AttemptState::kEnded);
+  EXPECT_EQ(store_->attempts(id).value().at(0).reason, "finished");
+  tick(1000);
+  EXPECT_EQ(state(id), kFinalizing) << "until its files are written";
+}
+
+TEST_F(SupervisorTest, ABatchThatGoesOnIsNoCrashLoop) {
+  FileId file = commit(AddFile{.project = "p", .filename = "f", .content = "c"}).value().id;
+  JobId id = commit(SubmitJob{.project = "p",
+                              .kind = JobKind::kBatchInference,
+                              .spec = R"({"model":"m"})",
+                              .batch = NewBatch{file, "24h", "null", 50}})
+                 .value()
+                 .id;
+  for (size_t launch = 0; launch < 40 && state(id) != kFailed; ++launch) {
+    tick(100);
+    if (machine_.processes.size() == launch) tick(100);
+    enrol(id);
+    // An item in each of the first twenty attempts, then none.
+    if (launch < 20) {
+      auto number = static_cast<int64_t>(launch);
+      ASSERT_TRUE(commit(RecordItem{id, job(id).attempt, number, std::to_string(number), true, "l"}).ok());
+    }
+    machine_.exit(launch, 1);
+    tick();
+  }
+  EXPECT_EQ(state(id), kFailed);
+  EXPECT_EQ(job(id).reason, "crash_loop");
+  EXPECT_EQ(machine_.processes.size(), 28u);
+}
+
 TEST_F(SupervisorTest, AModelThatLeftTheCatalogueFails) {
   JobId id = submit(JobKind::kServe);
   catalogue_ = Catalogue({{"other", {.path = "/x"}}});

@@ -29,6 +29,31 @@ TEST(Limits, BodyTooLargeIs413WhileTheClientIsStillSending) {
             200);
 }
 
+TEST(Limits, ARequestsOwnLimitIsAskedOnceItsHeaderIsWhole) {
+  ServerOptions options;
+  options.max_body_bytes = 1 << 20;
+  options.body_limit = [](const Request& head) {
+    return head.path == "/large" ? size_t{2} << 20 : size_t{10};
+  };
+  auto server = start(ok, options);
+  auto status = [&](const std::string& path, size_t bytes) {
+    auto response =
+        request({.method = "POST", .url = server->url() + path, .body = std::string(bytes, 'x')}, soon());
+    return response.ok() ? response->status : -1;
+  };
+  EXPECT_EQ(status("/", 10), 200);
+  EXPECT_EQ(status("/", 11), 413);
+  EXPECT_EQ(status("/large", 1 << 20), 200);
+  EXPECT_EQ(status("/large", (1 << 20) + 1), 413) << "never more than the server's own";
+  // Refused before the body is sent, and in the middle of one without a length.
+  RawClient announced(server->port());
+  announced.send("POST / HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 11\r\n\r\n");
+  EXPECT_EQ(announced.read_until("413").find("HTTP/1.1 413"), 0u);
+  RawClient chunked(server->port());
+  chunked.send("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nb\r\nxxxxxxxxxxx\r\n");
+  EXPECT_EQ(chunked.read_until("413").find("HTTP/1.1 413"), 0u);
+}
+
 TEST(Limits, HeaderFloodIs431) {
   ServerOptions options;
   options.max_header_bytes = 2000;

@@ -225,6 +225,35 @@ TEST(Stream, TheClientStopsAndTheServerNotices) {
   EXPECT_TRUE(noticed);
 }
 
+TEST(Stream, AnAbortedRequestEndsAtOnce) {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<ResponseWriter>> writers;
+  std::atomic<int> asked = 0;
+  auto server = start([&](const Request& request, std::shared_ptr<ResponseWriter> writer) {
+    if (request.path == "/quick") return void(writer->send(text("ok")));
+    std::lock_guard lock(mutex);
+    writers.push_back(std::move(writer));
+    ++asked;
+  });
+  for (bool kept : {false, true}) {
+    Client client;
+    if (kept) {
+      ASSERT_EQ(client.request(get(*server, "/quick"), soon())->status, 200);
+    }
+    int before = asked;
+    std::jthread other([&] {
+      while (asked == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      client.abort();
+    });
+    auto begin = Clock::now();
+    EXPECT_EQ(client.request(get(*server, "/never"), soon()).status().code(), StatusCode::kCancelled);
+    EXPECT_LT(seconds_between(begin, Clock::now()), 5);
+    EXPECT_EQ(asked, before + 1) << "not sent a second time";
+    other.join();
+    EXPECT_EQ(client.request(get(*server, "/quick"), soon()).status().code(), StatusCode::kCancelled);
+  }
+}
+
 TEST(Stream, AnErrorStatusIsAResponseNotData) {
   auto server =
       start([](const Request&, const std::shared_ptr<ResponseWriter>& w) { w->send(text("no", 429)); });

@@ -1,0 +1,39 @@
+#include "cluster/api/job_actions.h"
+
+#include "src/base/format.h"
+
+namespace llm_dist::cluster {
+
+Result<std::optional<ChangeJob>> change_for(JobAction action, const Job& job) {
+  using enum JobState;
+  ChangeJob change{.job = job.id, .expected_version = job.version, .to = job.state, .intent = job.intent};
+  bool held = job.state == kStarting || job.state == kRunning;  // an attempt must end first
+  bool waits = job.state == kQueued || job.state == kRecovering;
+  switch (action) {
+    case JobAction::kCancel:
+      if (job.state == kCancelling || job.state == kCancelled) return std::optional<ChangeJob>();
+      change.to = job.state == kQueued || job.state == kSuspended ? kCancelled : kCancelling;
+      change.intent = Intent::kNone;
+      change.reason = "cancelled_by_user";
+      if (may_become(job.state, change.to)) return std::optional(change);
+      break;
+    case JobAction::kSuspend:
+      if (job.state == kSuspended || (held && job.intent == Intent::kSuspend))
+        return std::optional<ChangeJob>();
+      change.reason = "suspended_by_user";
+      if (waits) change.to = kSuspended;
+      if (held) change.intent = Intent::kSuspend;
+      if (waits || held) return std::optional(change);
+      break;
+    case JobAction::kResume:
+      if (waits || (held && job.intent == Intent::kNone)) return std::optional<ChangeJob>();
+      change.reason = "resumed_by_user";
+      change.intent = Intent::kNone;
+      if (job.state == kSuspended) change.to = kQueued;
+      if (held || job.state == kSuspended) return std::optional(change);
+      break;
+  }
+  return failed_precondition(format("{} is {}: too late for that", job_name(job.id), job.state));
+}
+
+}  // namespace llm_dist::cluster

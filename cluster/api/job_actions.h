@@ -1,0 +1,16 @@
+// What a client may wish of a job that exists.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "cluster/store/command.h"
+
+namespace llm_dist::cluster {
+
+enum class JobAction : uint8_t { kCancel, kSuspend, kResume };
+
+// The change that the action means for a job; nothing when it is so already. failed_precondition: too late.
+Result<std::optional<ChangeJob>> change_for(JobAction action, const Job& job);
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,137 @@
+#include "cluster/batch_output.h"
+
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+
+#include "cluster/batch_input.h"
+#include "cluster/job_spec.h"
+#include "src/base/format.h"
+#include "src/base/log.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kItemsAtOnce = 256;
+
+std::string dump(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+ordered_json line_json(JobId job, int64_t number, const std::string& custom_id) {
+  ordered_json out;
+  out["id"] = format("batch_req_{}_{}", job, number);
+  out["custom_id"] = custom_id;
+  out["response"] = nullptr;
+  out["error"] = nullptr;
+  return out;
+}
+
+// A file that is made with its first line.
+class LinesFile {
+ public:
+  explicit LinesFile(const FileContents& contents) : contents_(contents) {}
+
+  Status add(const std::string& line) {
+    if (!writer_) {
+      ASSIGN_OR_RETURN(writer_, contents_.create());
+    }
+    RETURN_IF_ERROR(writer_->write(line));
+    return writer_->write("\n");
+  }
+  Result<std::optional<AddFile>> finish(const Job& job, const char* what) {
+    if (!writer_) return std::optional<AddFile>();
+    RETURN_IF_ERROR(writer_->finish());
+    return std::optional(AddFile{.project = job.project,
+                                 .purpose = FilePurpose::kBatchOutput,
+                                 .filename = format("{}_{}.jsonl", batch_name(job.id), what),
+                                 .bytes = writer_->bytes(),
+                                 .content = writer_->name()});
+  }
+
+ private:
+  const FileContents& contents_;
+  std::unique_ptr<ContentWriter> writer_;
+};
+
+// A line for each item that nothing is recorded of. How many.
+Result<int64_t> add_expired(const std::string& input_path,
+                            const Job& job,
+                            const std::unordered_set<int64_t>& recorded,
+                            LinesFile& errors) {
+  const std::string endpoint = read_job_spec(job.spec).endpoint;
+  ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(input_path));
+  int64_t count = 0;
+  while (true) {
+    ASSIGN_OR_RETURN(std::optional<ItemPlace> place, input.next());
+    if (!place) return count;
+    if (recorded.contains(place->number)) continue;
+    ASSIGN_OR_RETURN(BatchRequest request, parse_batch_line(input.line(), endpoint));
+    RETURN_IF_ERROR(errors.add(error_line(job.id,
+                                          place->number,
+                                          request.custom_id,
+                                          "batch_expired",
+                                          "not executed before the completion window ended")));
+    ++count;
+  }
+}
+
+}  // namespace
+
+std::string answer_line(JobId job,
+                        int64_t number,
+                        const std::string& custom_id,
+                        int status,
+                        const std::string& request_id,
+                        const std::string& body) {
+  ordered_json parsed = ordered_json::parse(body, nullptr, false);
+  ordered_json out = line_json(job, number, custom_id);
+  out["response"]["status_code"] = status;
+  out["response"]["request_id"] = request_id;
+  out["response"]["body"] = parsed.is_discarded() ? ordered_json(body) : std::move(parsed);
+  return dump(out);
+}
+
+std::string error_line(JobId job,
+                       int64_t number,
+                       const std::string& custom_id,
+                       const std::string& code,
+                       const std::string& message) {
+  ordered_json out = line_json(job, number, custom_id);
+  out["error"]["code"] = code;
+  out["error"]["message"] = message;
+  return dump(out);
+}
+
+Result<CloseBatch> write_batch_files(
+    Store& store, const FileContents& contents, const Job& job, const Batch& batch, bool expired) {
+  LinesFile output(contents);
+  LinesFile errors(contents);
+  std::unordered_set<int64_t> recorded;
+  int64_t last = 0;
+  while (true) {
+    ASSIGN_OR_RETURN(std::vector<ItemRecord> items, store.batches().items(job.id, last, kItemsAtOnce));
+    for (const ItemRecord& item : items) {
+      recorded.insert(item.number);
+      RETURN_IF_ERROR((item.outcome == ItemOutcome::kCompleted ? output : errors).add(item.line));
+      last = item.number;
+    }
+    if (items.size() < kItemsAtOnce) break;
+  }
+  CloseBatch close{.job = job.id, .expected_version = job.version};
+  if (expired) {
+    ASSIGN_OR_RETURN(StoredFile input, store.batches().file(batch.input_file));
+    Result<int64_t> added = add_expired(contents.path(input.content), job, recorded, errors);
+    bool lost = !added.ok() && added.status().code() == StatusCode::kDataLoss;
+    if (!added.ok() && !lost) return added.status();
+    // What was executed is not lost with it.
+    if (lost) log_error("{}: {}", batch_name(job.id), added.status().message());
+    close.num_expired = lost ? 0 : added.value();
+  }
+  ASSIGN_OR_RETURN(close.output, output.finish(job, "output"));
+  ASSIGN_OR_RETURN(close.errors, errors.finish(job, "error"));
+  return close;
+}
+
+}  // namespace llm_dist::cluster

@@ -1,0 +1,44 @@
+// BatchRunner: looks after every batch that is not closed. Like the supervisor it holds nothing that the
+// store does not: each tick reads the store and does what follows. The supervisor cares for the processes of
+// a batch's job, this for its items and files.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "cluster/attempt_plan.h"
+#include "cluster/batch_run.h"
+#include "cluster/file_contents.h"
+#include "cluster/store/store.h"
+
+namespace llm_dist::cluster {
+
+class BatchRunner {
+ public:
+  struct Parts {
+    Store& store;
+    std::function<Outcome(CommandBody)> commit;  // durable when it returns
+    const FileContents& contents;
+    const AttemptSecrets& secrets;
+    std::function<void()> wake;  // asks for a tick; from any thread
+    BatchRunOptions options{};
+  };
+  explicit BatchRunner(Parts parts) : parts_(std::move(parts)) {}
+
+  // One look at everything. Writing a batch's files may take it a while. A batch whose care fails is logged
+  // and tried again; an error of the store is returned.
+  Status tick();
+
+ private:
+  Status look_after(const Batch& batch);
+  Status end_run(const Job& job, const std::vector<Attempt>& attempts);
+  Status run(const Job& job, const Batch& batch, const Attempt& attempt);
+  Status close(const Job& job, const Batch& batch);
+  Status commit(CommandBody body, JobId job);
+
+  Parts parts_;
+  std::map<JobId, std::unique_ptr<BatchRun>> runs_;
+};
+
+}  // namespace llm_dist::cluster

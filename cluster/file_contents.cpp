@@ -1,0 +1,113 @@
+#include "cluster/file_contents.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "src/base/format.h"
+#include "src/http/digest.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+constexpr int kNameBytes = 16;
+constexpr size_t kBufferBytes = 1 << 16;
+
+Status disk_error(const std::string& path, int error) {
+  std::string message = format("{}: {}", path, strerror(error));
+  return error == ENOSPC || error == EDQUOT ? resource_exhausted(message) : unavailable(message);
+}
+
+Status sync_folder(const std::string& folder) {
+  int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return disk_error(folder, errno);
+  int error = fsync(file) == 0 ? 0 : errno;
+  ::close(file);
+  return error == 0 ? ok_status() : disk_error(folder, error);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ContentWriter>> ContentWriter::create(const std::string& folder) {
+  std::string name = http::random_hex(kNameBytes);
+  std::string path = folder + "/" + name;
+  int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+  if (file < 0) return disk_error(path, errno);
+  return std::unique_ptr<ContentWriter>(new ContentWriter(folder, name, file));
+}
+
+ContentWriter::~ContentWriter() {
+  if (file_ >= 0) ::close(file_);
+  if (!finished_) ::unlink((folder_ + "/" + name_).c_str());
+}
+
+Status ContentWriter::write(std::string_view bytes) {
+  bytes_ += static_cast<int64_t>(bytes.size());
+  if (buffer_.size() + bytes.size() < kBufferBytes) {
+    buffer_ += bytes;
+    return ok_status();
+  }
+  RETURN_IF_ERROR(write_out(buffer_));
+  buffer_.clear();
+  return write_out(bytes);
+}
+
+Status ContentWriter::write_out(std::string_view bytes) {
+  while (!bytes.empty()) {
+    ssize_t count = ::write(file_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return disk_error(folder_, errno);
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return ok_status();
+}
+
+Status ContentWriter::finish() {
+  RETURN_IF_ERROR(write_out(buffer_));
+  buffer_.clear();
+  if (fsync(file_) != 0) return disk_error(folder_, errno);
+  RETURN_IF_ERROR(sync_folder(folder_));
+  finished_ = true;
+  return ok_status();
+}
+
+Status FileContents::prepare() const {
+  std::error_code error;
+  std::filesystem::create_directories(folder_, error);
+  if (error) return failed_precondition(format("cannot make {}: {}", folder_, error.message()));
+  chmod(folder_.c_str(), S_IRWXU);
+  std::string parent = std::filesystem::path(folder_).parent_path();
+  return sync_folder(parent.empty() ? "." : parent);
+}
+
+Result<std::string> FileContents::read(const std::string& name) const {
+  std::ifstream file(path(name), std::ios::binary | std::ios::ate);
+  std::string bytes(file ? static_cast<size_t>(file.tellg()) : 0, '\0');
+  file.seekg(0);
+  if (!file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) {
+    return data_loss(format("the content {} cannot be read", path(name)));
+  }
+  return bytes;
+}
+
+void FileContents::remove(const std::string& name) const { ::unlink(path(name).c_str()); }
+
+int FileContents::sweep(const std::vector<std::string>& known) const {
+  std::set<std::string> kept(known.begin(), known.end());
+  std::vector<std::string> rubbish;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_, error)) {
+    std::string name = entry.path().filename();
+    if (!kept.contains(name)) rubbish.push_back(name);
+  }
+  for (const std::string& name : rubbish) remove(name);
+  return static_cast<int>(rubbish.size());
+}
+
+}  // namespace llm_dist::cluster
