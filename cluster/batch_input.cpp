@@ -14,6 +14,7 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 64;
 constexpr size_t kMaxCustomIdBytes = 512;
+constexpr size_t kChunkBytes = 64 << 10;
 
 const std::string* text_field(const json& object, const char* name) {
   auto found = object.find(name);
@@ -66,19 +67,35 @@ Result<BatchInput> BatchInput::open(const std::string& path) {
 // Into line_, without its break. False: the file has ended.
 Result<bool> BatchInput::read_line() {
   line_.clear();
-  std::streambuf& buffer = *file_.rdbuf();
   bool any = false;
-  for (int c = buffer.sbumpc(); c != std::char_traits<char>::eof(); c = buffer.sbumpc()) {
-    any = true;
-    ++offset_;
-    if (c == '\n') break;
-    line_ += static_cast<char>(c);
+  for (bool ended = false; !ended; any = true) {
+    if (used_ == chunk_.size()) {
+      ASSIGN_OR_RETURN(bool more, fill());
+      if (!more) break;
+    }
+    size_t end = std::min(chunk_.find('\n', used_), chunk_.size());
+    ended = end < chunk_.size();
+    size_t count = end - used_;
+    line_.append(chunk_, used_, count);
+    if (ended) ++count;
+    used_ += count;
+    offset_ += static_cast<int64_t>(count);
     if (line_.size() > kMaxLineBytes) {
       return invalid_argument(format("line {}: longer than {} bytes", number_ + 1, kMaxLineBytes));
     }
   }
   if (any) ++number_;
   return any;
+}
+
+// False: there is no more.
+Result<bool> BatchInput::fill() {
+  chunk_.resize(kChunkBytes);
+  file_.read(chunk_.data(), kChunkBytes);
+  chunk_.resize(static_cast<size_t>(file_.gcount()));
+  used_ = 0;
+  if (file_.bad()) return data_loss(format("the input file {} cannot be read", path_));
+  return !chunk_.empty();
 }
 
 Result<std::optional<ItemPlace>> BatchInput::next() {

@@ -30,7 +30,7 @@ class BatchInput {
   static Result<BatchInput> open(const std::string& path);
 
   // The next line that is not blank, or nothing at the end. invalid_argument: longer than kMaxLineBytes;
-  // data_loss: a read failed. Memory: one line.
+  // data_loss: a read failed. Memory: one line and one chunk.
   Result<std::optional<ItemPlace>> next();
   // Of the place that next() returned last.
   const std::string& line() const { return line_; }
@@ -41,9 +41,12 @@ class BatchInput {
   explicit BatchInput(std::ifstream file, std::string path)
       : file_(std::move(file)), path_(std::move(path)) {}
   Result<bool> read_line();
+  Result<bool> fill();
 
   std::ifstream file_;
   std::string path_;
+  std::string chunk_;  // what was read of the file last
+  size_t used_ = 0;    // of it
   std::string line_;
   int64_t number_ = 0;
   int64_t offset_ = 0;
@@ -64,8 +67,8 @@ struct BatchSummary {
   std::string model;  // of every item
 };
 
-// Reads the whole file. invalid_argument: "line 3: …"; also for a custom_id given twice, for two models, for
-// no item at all and for more than kMaxItems.
+// Reads the whole file. data_loss: it cannot be read. invalid_argument: "line 3: …"; also for a custom_id
+// given twice, for two models, for no item at all and for more than kMaxItems.
 Result<BatchSummary> check_batch_input(const std::string& path, const std::string& endpoint);
 
 }  // namespace llm_dist::cluster

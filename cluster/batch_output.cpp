@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kItemsAtOnce = 256;
+constexpr int kItemsAtOnce = 16;  // each has up to the 16 MiB of an answer
 
 std::string dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -40,14 +40,17 @@ class LinesFile {
     RETURN_IF_ERROR(writer_->write(line));
     return writer_->write("\n");
   }
-  Result<std::optional<AddFile>> finish(const Job& job, const char* what) {
-    if (!writer_) return std::optional<AddFile>();
+  // Into `to`, and what becomes of it in `known`; nothing of both where there is no line.
+  Status finish(const Job& job, const char* what, BatchFiles& to, std::optional<AddFile>& known) {
+    if (!writer_) return ok_status();
     RETURN_IF_ERROR(writer_->finish());
-    return std::optional(AddFile{.project = job.project,
-                                 .purpose = FilePurpose::kBatchOutput,
-                                 .filename = format("{}_{}.jsonl", batch_name(job.id), what),
-                                 .bytes = writer_->bytes(),
-                                 .content = writer_->name()});
+    known = AddFile{.project = job.project,
+                    .purpose = FilePurpose::kBatchOutput,
+                    .filename = format("{}_{}.jsonl", batch_name(job.id), what),
+                    .bytes = writer_->bytes(),
+                    .content = writer_->name()};
+    to.contents.push_back(std::move(writer_));
+    return ok_status();
   }
 
  private:
@@ -55,17 +58,17 @@ class LinesFile {
   std::unique_ptr<ContentWriter> writer_;
 };
 
-// A line for each item that nothing is recorded of. How many.
-Result<int64_t> add_expired(const std::string& input_path,
-                            const Job& job,
-                            const std::unordered_set<int64_t>& recorded,
-                            LinesFile& errors) {
+// A line for each item that nothing is recorded of; `count` becomes how many.
+Status add_expired(const std::string& input_path,
+                   const Job& job,
+                   const std::unordered_set<int64_t>& recorded,
+                   LinesFile& errors,
+                   int64_t& count) {
   const std::string endpoint = read_job_spec(job.spec).endpoint;
   ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(input_path));
-  int64_t count = 0;
   while (true) {
     ASSIGN_OR_RETURN(std::optional<ItemPlace> place, input.next());
-    if (!place) return count;
+    if (!place) return ok_status();
     if (recorded.contains(place->number)) continue;
     ASSIGN_OR_RETURN(BatchRequest request, parse_batch_line(input.line(), endpoint));
     RETURN_IF_ERROR(errors.add(error_line(job.id,
@@ -104,7 +107,7 @@ std::string error_line(JobId job,
   return dump(out);
 }
 
-Result<CloseBatch> write_batch_files(
+Result<BatchFiles> write_batch_files(
     Store& store, const FileContents& contents, const Job& job, const Batch& batch, bool expired) {
   LinesFile output(contents);
   LinesFile errors(contents);
@@ -119,19 +122,22 @@ Result<CloseBatch> write_batch_files(
     }
     if (items.size() < kItemsAtOnce) break;
   }
-  CloseBatch close{.job = job.id, .expected_version = job.version};
+  BatchFiles files{.close = {.job = job.id, .expected_version = job.version}, .contents = {}};
   if (expired) {
     ASSIGN_OR_RETURN(StoredFile input, store.batches().file(batch.input_file));
-    Result<int64_t> added = add_expired(contents.path(input.content), job, recorded, errors);
-    bool lost = !added.ok() && added.status().code() == StatusCode::kDataLoss;
-    if (!added.ok() && !lost) return added.status();
-    // What was executed is not lost with it.
-    if (lost) log_error("{}: {}", batch_name(job.id), added.status().message());
-    close.num_expired = lost ? 0 : added.value();
+    Status added = add_expired(contents.path(input.content), job, recorded, errors, files.close.num_expired);
+    auto num_written = static_cast<int64_t>(recorded.size()) + files.close.num_expired;
+    if (added.ok() && num_written != batch.total) {
+      added = data_loss(format("{} of {} items are left of its input", num_written, batch.total));
+    }
+    // What was executed is not lost with the input.
+    bool lost = added.code() == StatusCode::kDataLoss;
+    if (lost) log_error("{}: {}", batch_name(job.id), added.message());
+    if (!added.ok() && !lost) return added;
   }
-  ASSIGN_OR_RETURN(close.output, output.finish(job, "output"));
-  ASSIGN_OR_RETURN(close.errors, errors.finish(job, "error"));
-  return close;
+  RETURN_IF_ERROR(output.finish(job, "output", files, files.close.output));
+  RETURN_IF_ERROR(errors.finish(job, "error", files, files.close.errors));
+  return files;
 }
 
 }  // namespace llm_dist::cluster

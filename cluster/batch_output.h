@@ -1,7 +1,9 @@
 // What a batch leaves: lines of its output and error file, and the files themselves.
 #pragma once
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "cluster/file_contents.h"
 #include "cluster/store/store.h"
@@ -23,10 +25,16 @@ std::string error_line(JobId job,
                        const std::string& code,
                        const std::string& message);
 
+// Files that are durable, the command that makes them known, and who removes them unless it was carried out.
+struct BatchFiles {
+  CloseBatch close;
+  std::vector<std::unique_ptr<ContentWriter>> contents;
+};
+
 // Writes what is recorded of a batch, in the order of its input: completed items to the output file, failed
 // ones to the error file, and, where the batch has expired, a line for each item that was not executed. A
-// file without lines is not made. Durable when it returns; the command that makes it known is for the caller.
-Result<CloseBatch> write_batch_files(
+// file without lines is not made.
+Result<BatchFiles> write_batch_files(
     Store& store, const FileContents& contents, const Job& job, const Batch& batch, bool expired);
 
 }  // namespace llm_dist::cluster

@@ -37,7 +37,10 @@ bool is_engine_failure(const std::string& code) {
 Result<std::unique_ptr<BatchRun>> BatchRun::start(Parts parts) {
   ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(parts.input_path));
   std::unique_ptr<BatchRun> run(new BatchRun(std::move(parts), std::move(input)));
-  RETURN_IF_ERROR(run->find_items());
+  Status found = run->find_items();
+  // It was without fault when the batch was made.
+  if (found.code() == StatusCode::kInvalidArgument) return data_loss(found.message());
+  RETURN_IF_ERROR(found);
   run->start_threads();
   return run;
 }
@@ -49,15 +52,20 @@ Status BatchRun::find_items() {
   std::unordered_map<int64_t, ItemRecord> known;
   for (ItemRecord& mark : marks) known.emplace(mark.number, std::move(mark));
   std::deque<Item> fresh;
+  int64_t count = 0;
   while (true) {
     ASSIGN_OR_RETURN(std::optional<ItemPlace> place, input_.next());
     if (!place) break;
+    ++count;
     auto mark = known.find(place->number);
     if (mark == known.end()) {
       fresh.push_back({.place = *place});
     } else if (mark->second.outcome == ItemOutcome::kOpen) {
       ready_.push_back({.place = *place, .deaths = mark->second.deaths});
     }
+  }
+  if (count != parts_.total) {
+    return data_loss(format("the input file {} has {} of {} items", parts_.input_path, count, parts_.total));
   }
   ready_.insert(ready_.end(), fresh.begin(), fresh.end());
   num_open_ = ready_.size();
@@ -187,14 +195,17 @@ BatchRun::Answer BatchRun::ask(http::Client& client, const Item& item, const Bat
        .body = request.body},
       Deadline::after(parts_.options.item_timeout));
   if (response.ok()) return judge(item, request, response.value());
-  if (response.status().code() != StatusCode::kDeadlineExceeded) {
-    return {.verdict = Verdict::kWait, .left_engine = false};
-  }
+  bool late = response.status().code() == StatusCode::kDeadlineExceeded;
+  bool unreadable = response.status().code() == StatusCode::kInternal;
+  if (!late && !unreadable) return {.verdict = Verdict::kWait, .left_engine = false};
   if (item.tries + 1 < parts_.options.max_tries) return {.verdict = Verdict::kTryAgain, .left_engine = true};
-  std::string message = format("no answer in time, {} times", parts_.options.max_tries);
+  std::string message = format("{} times: {}",
+                               parts_.options.max_tries,
+                               late ? "no answer in time" : "an answer of more than 16 MiB, or none of HTTP");
+  const char* code = late ? "timeout" : "bad_answer";
   return {.verdict = Verdict::kFailed,
           .left_engine = true,
-          .line = error_line(parts_.job, item.place.number, request.custom_id, "timeout", message)};
+          .line = error_line(parts_.job, item.place.number, request.custom_id, code, message)};
 }
 
 BatchRun::Answer BatchRun::judge(const Item& item,

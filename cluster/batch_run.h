@@ -38,12 +38,13 @@ class BatchRun {
     BatchRunOptions options{};
     JobId job = 0;
     int64_t attempt = 0;
+    int64_t total = 0;  // items of the input file
     std::string input_path{};
     std::string replica_url{};
     std::string endpoint{};  // "/v1/completions"
     std::string api_key{};
   };
-  // Goes on with what is not recorded yet. data_loss: the input file cannot be read.
+  // Goes on with what is not recorded yet. data_loss: the input file is not what it was, or cannot be read.
   static Result<std::unique_ptr<BatchRun>> start(Parts parts);
   // Cuts off what is in flight.
   ~BatchRun();

@@ -26,22 +26,33 @@ Status BatchRunner::tick() {
   std::set<JobId> open;
   for (const Batch& batch : batches) {
     open.insert(batch.job);
-    Status status = look_after(batch);
-    if (!status.ok()) log_error("{}: {}", batch_name(batch.job), status.to_string());
+    TimePoint& resting_until = resting_until_[batch.job];
+    if (Clock::now() < resting_until) continue;
+    Status status = look_after(batch.job);
+    if (status.ok()) continue;
+    log_error("{}: {}", batch_name(batch.job), status.to_string());
+    // A disk that is full is not written full again with each tick.
+    resting_until = Clock::now() + parts_.rest_after_failure;
   }
-  std::erase_if(runs_, [&](const auto& entry) { return !open.contains(entry.first); });
+  auto is_closed = [&](const auto& entry) { return !open.contains(entry.first); };
+  std::erase_if(runs_, is_closed);
+  std::erase_if(resting_until_, is_closed);
   return ok_status();
 }
 
-Status BatchRunner::look_after(const Batch& batch) {
-  ASSIGN_OR_RETURN(Job job, parts_.store.job(batch.job));
-  ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(batch.job));
+Status BatchRunner::look_after(JobId id) {
+  ASSIGN_OR_RETURN(Job job, parts_.store.job(id));
+  ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(id));
   bool lives = !attempts.empty() && attempts.back().state == AttemptState::kRunning;
   auto current = runs_.find(job.id);
   bool over = job.state != kRunning || !lives;
   if (current != runs_.end() && (over || current->second->attempt() != attempts.back().number)) {
     RETURN_IF_ERROR(end_run(job, attempts));
   }
+  // Its end may have been the last that was to be recorded.
+  ASSIGN_OR_RETURN(Batch batch, parts_.store.batches().batch(id));
+  bool done = batch.completed + batch.failed >= batch.total;
+  if (done && (job.state == kRunning || job.state == kRecovering)) return finalize(job, "completed");
   if (job.state == kRunning && lives) return run(job, batch, attempts.back());
   bool rests = attempts.empty() || attempts.back().state == AttemptState::kEnded;
   if (is_terminal(job.state) || (job.state == kFinalizing && rests)) return close(job, batch);
@@ -72,17 +83,17 @@ Status BatchRunner::end_run(const Job& job, const std::vector<Attempt>& attempts
   return ok_status();
 }
 
+// Nothing more is executed: what there is becomes files once the replica has ended.
+Status BatchRunner::finalize(const Job& job, const std::string& reason, const std::string& message) {
+  return commit(ChangeJob{.job = job.id,
+                          .expected_version = job.version,
+                          .to = kFinalizing,
+                          .reason = reason,
+                          .message = message},
+                job.id);
+}
+
 Status BatchRunner::run(const Job& job, const Batch& batch, const Attempt& attempt) {
-  if (batch.completed + batch.failed >= batch.total) {
-    RETURN_IF_ERROR(commit(ChangeJob{.job = job.id,
-                                     .expected_version = job.version,
-                                     .attempt = attempt.number,
-                                     .to = kFinalizing,
-                                     .reason = "completed"},
-                           job.id));
-    runs_.erase(job.id);
-    return ok_status();
-  }
   if (runs_.contains(job.id)) return ok_status();
   ASSIGN_OR_RETURN(StoredFile input, parts_.store.batches().file(batch.input_file));
   Result<std::unique_ptr<BatchRun>> started =
@@ -92,19 +103,14 @@ Status BatchRunner::run(const Job& job, const Batch& batch, const Attempt& attem
                        .options = parts_.options,
                        .job = job.id,
                        .attempt = attempt.number,
+                       .total = batch.total,
                        .input_path = parts_.contents.path(input.content),
                        .replica_url = attempt.endpoint,
                        .endpoint = read_job_spec(job.spec).endpoint,
                        .api_key = parts_.secrets.api_key(job.id, attempt.number)});
   if (!started.ok()) {
     if (started.status().code() != StatusCode::kDataLoss) return started.status();
-    return commit(ChangeJob{.job = job.id,
-                            .expected_version = job.version,
-                            .attempt = attempt.number,
-                            .to = kFinalizing,
-                            .reason = "input_lost",
-                            .message = started.status().message()},
-                  job.id);
+    return finalize(job, "input_lost", started.status().message());
   }
   log_info("{}: {} of {} items recorded, the rest goes to attempt {}",
            batch_name(job.id),
@@ -118,23 +124,18 @@ Status BatchRunner::run(const Job& job, const Batch& batch, const Attempt& attem
 // Writes what there is, however the job ended.
 Status BatchRunner::close(const Job& job, const Batch& batch) {
   bool expired = job.state == kExpired || (job.state == kFinalizing && job.reason == "expired");
-  ASSIGN_OR_RETURN(CloseBatch close, write_batch_files(parts_.store, parts_.contents, job, batch, expired));
-  std::vector<std::string> written;
-  for (const auto* file : {&close.output, &close.errors}) {
-    if (*file) written.push_back((*file)->content);
-  }
+  ASSIGN_OR_RETURN(BatchFiles files, write_batch_files(parts_.store, parts_.contents, job, batch, expired));
+  CloseBatch& close = files.close;
   if (job.state == kFinalizing) {
     close.to = expired ? kExpired : job.reason == "completed" ? kSucceeded : kFailed;
     close.reason = job.reason;
     close.message = job.message;
   }
   Outcome outcome = parts_.commit(std::move(close));
-  if (outcome.ok()) {
-    log_info("{}: closed with {} of {} items completed", batch_name(job.id), batch.completed, batch.total);
-    return ok_status();
-  }
-  for (const std::string& name : written) parts_.contents.remove(name);
-  return outcome.status();
+  if (!outcome.ok()) return outcome.status();
+  for (const auto& content : files.contents) content->keep();
+  log_info("{}: closed with {} of {} items completed", batch_name(job.id), batch.completed, batch.total);
+  return ok_status();
 }
 
 // A change that came too late is no error: the next tick sees the newer state.

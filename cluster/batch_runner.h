@@ -23,6 +23,7 @@ class BatchRunner {
     const AttemptSecrets& secrets;
     std::function<void()> wake;  // asks for a tick; from any thread
     BatchRunOptions options{};
+    Duration rest_after_failure = std::chrono::seconds(5);  // of a batch whose care failed
   };
   explicit BatchRunner(Parts parts) : parts_(std::move(parts)) {}
 
@@ -31,14 +32,16 @@ class BatchRunner {
   Status tick();
 
  private:
-  Status look_after(const Batch& batch);
+  Status look_after(JobId id);
   Status end_run(const Job& job, const std::vector<Attempt>& attempts);
   Status run(const Job& job, const Batch& batch, const Attempt& attempt);
+  Status finalize(const Job& job, const std::string& reason, const std::string& message = "");
   Status close(const Job& job, const Batch& batch);
   Status commit(CommandBody body, JobId job);
 
   Parts parts_;
   std::map<JobId, std::unique_ptr<BatchRun>> runs_;
+  std::map<JobId, TimePoint> resting_until_;
 };
 
 }  // namespace llm_dist::cluster

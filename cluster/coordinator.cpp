@@ -26,7 +26,8 @@ namespace {
 constexpr int kReaderThreads = 2;
 constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody else
 constexpr size_t kMaxBodyBytes = 1 << 20;
-constexpr size_t kFormBytes = 64 << 10;  // of an upload, besides its file
+constexpr size_t kFormBytes = 64 << 10;                 // of an upload, besides its file
+constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
 constexpr auto kTick = std::chrono::milliseconds(250);
 
 // Probes need no key, and a replica proves itself with its attempt's secret.
@@ -131,6 +132,7 @@ Status Coordinator::Impl::serve() {
   http.port = options_.port;
   http.tls_cert_file = options_.ssl_certfile;
   http.tls_key_file = options_.ssl_keyfile;
+  http.body_timeout = kUploadTime;
   http.max_body_bytes = static_cast<size_t>(options_.max_file_bytes) + kFormBytes;
   http.body_limit = [this](const http::Request& head) { return body_limit(head); };
   http.render_error = render_http_error;

@@ -44,7 +44,7 @@ Result<std::unique_ptr<ContentWriter>> ContentWriter::create(const std::string& 
 
 ContentWriter::~ContentWriter() {
   if (file_ >= 0) ::close(file_);
-  if (!finished_) ::unlink((folder_ + "/" + name_).c_str());
+  if (!kept_) ::unlink((folder_ + "/" + name_).c_str());
 }
 
 Status ContentWriter::write(std::string_view bytes) {
@@ -72,9 +72,7 @@ Status ContentWriter::finish() {
   RETURN_IF_ERROR(write_out(buffer_));
   buffer_.clear();
   if (fsync(file_) != 0) return disk_error(folder_, errno);
-  RETURN_IF_ERROR(sync_folder(folder_));
-  finished_ = true;
-  return ok_status();
+  return sync_folder(folder_);
 }
 
 Status FileContents::prepare() const {

@@ -12,7 +12,7 @@
 
 namespace llm_dist::cluster {
 
-// One content that is being written. Gone again unless finish() returned ok.
+// One content that is being written. Gone again unless it is kept.
 class ContentWriter {
  public:
   // resource_exhausted: the disk is full, here as below.
@@ -24,6 +24,8 @@ class ContentWriter {
   Status write(std::string_view bytes);
   // Durable when it returns: the file and its entry in the folder are synced.
   Status finish();
+  // After finish(): a row names it.
+  void keep() { kept_ = true; }
   const std::string& name() const { return name_; }
   int64_t bytes() const { return bytes_; }
 
@@ -37,7 +39,7 @@ class ContentWriter {
   int file_;
   std::string buffer_;
   int64_t bytes_ = 0;
-  bool finished_ = false;
+  bool kept_ = false;
 };
 
 class FileContents {

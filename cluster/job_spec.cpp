@@ -164,6 +164,14 @@ Result<SubmitJob> parse_job_request(const std::string& text,
   return submit;
 }
 
+std::vector<std::string_view> job_fields(JobKind kind) {
+  std::vector<std::string_view> names;
+  for (const Field& field : kFields) {
+    if ((field.kinds & kind_bit(kind)) != 0) names.push_back(field.name);
+  }
+  return names;
+}
+
 JobSpec read_job_spec(const std::string& text) {
   json spec = json::parse(text, nullptr, false);
   if (!spec.is_object()) return {};

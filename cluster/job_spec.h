@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "cluster/catalogue.h"
 #include "cluster/store/command.h"
@@ -37,6 +39,9 @@ Result<SubmitJob> parse_job_request(const std::string& body,
                                     const Catalogue& catalogue,
                                     int64_t now_us,
                                     std::string& param);
+
+// The fields that a job of this kind may have.
+std::vector<std::string_view> job_fields(JobKind kind);
 
 // A spec as parse_job_request wrote it.
 JobSpec read_job_spec(const std::string& json);

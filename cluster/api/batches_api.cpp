@@ -1,16 +1,17 @@
 #include "cluster/api/batches_api.h"
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "cluster/api/api_reply.h"
-#include "cluster/api/files_api.h"
 #include "cluster/api/job_actions.h"
 #include "cluster/api/request_fields.h"
 #include "cluster/batch_input.h"
 #include "cluster/job_spec.h"
 #include "src/base/format.h"
+#include "src/base/nearest.h"
 #include "src/http/digest.h"
 
 namespace llm_dist::cluster {
@@ -20,7 +21,6 @@ using nlohmann::json;
 
 constexpr int kMaxPage = 100;
 constexpr int kMaxEvents = 10'000;
-constexpr int kMaxRaces = 16;
 constexpr int64_t kMicroseconds = 1'000'000;
 constexpr int64_t kMaxWindowSeconds = 30LL * 24 * 3600;
 constexpr size_t kMaxMetadata = 16;
@@ -61,6 +61,22 @@ Result<std::string> take_text(json& body, const char* name, std::string& param) 
   return invalid_argument(format("'{}' must be a string", name));
 }
 
+// What is left belongs to the batch's job.
+Status check_rest(const json& rest, std::string& param) {
+  constexpr std::string_view kFollow[] = {"type", "model", "expires_after_seconds"};  // from the rest
+  std::vector<std::string_view> names = {"completion_window", "metadata"};
+  for (std::string_view name : job_fields(JobKind::kBatchInference)) {
+    if (std::find(std::begin(kFollow), std::end(kFollow), name) == std::end(kFollow)) names.push_back(name);
+  }
+  for (const auto& [name, value] : rest.items()) {
+    param = name;
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    return invalid_argument(
+        format("a batch has no field '{}': did you mean '{}'?", name, nearest_word(name, names)));
+  }
+  return ok_status();
+}
+
 Result<BatchForm> read_form(json body, std::string& param) {
   BatchForm form;
   ASSIGN_OR_RETURN(std::string input, take_text(body, "input_file_id", param));
@@ -82,10 +98,7 @@ Result<BatchForm> read_form(json body, std::string& param) {
   RETURN_IF_ERROR(check_metadata(metadata));
   form.metadata = metadata.dump();
   body.erase("metadata");
-  for (const char* name : {"type", "model", "expires_after_seconds"}) {
-    param = name;
-    if (body.contains(name)) return invalid_argument(format("a batch has no field '{}'", name));
-  }
+  RETURN_IF_ERROR(check_rest(body, param));
   param.clear();
   form.rest = std::move(body);
   return form;
@@ -163,7 +176,7 @@ void BatchesApi::create(const http::Request& request, const WriterPtr& writer) {
   Result<SubmitJob> submit = read_request(request, param);
   if (!submit.ok()) return void(writer->send(refusal(submit.status(), param)));
   Outcome outcome = parts_.commit.commit(parts_.now_us(), std::move(submit).value());
-  if (outcome.ok()) return answer(outcome.value().id, writer);
+  if (outcome.ok()) return answer_as_made(outcome.value(), writer);
   bool mismatch = outcome.status().code() == StatusCode::kInvalidArgument;
   writer->send(
       mismatch ? error_reply(
@@ -184,6 +197,26 @@ void BatchesApi::answer(JobId job, const WriterPtr& writer) const {
   Result<BatchView> found = view(job);
   writer->send(found.ok() ? http::Response{.body = render_batch(found.value())}
                           : error_reply(found.status()));
+}
+
+// What the first request with this key was answered.
+void BatchesApi::answer_as_made(const Written& written, const WriterPtr& writer) const {
+  Result<BatchView> found = view(written.id);
+  if (!found.ok()) return void(writer->send(error_reply(found.status())));
+  const auto& [job, batch, events] = found.value();
+  BatchView made{.job = {.id = job.id,
+                         .kind = job.kind,
+                         .spec = job.spec,
+                         .created_us = job.created_us,
+                         .expires_us = job.expires_us},
+                 .batch = {.job = batch.job,
+                           .input_file = batch.input_file,
+                           .completion_window = batch.completion_window,
+                           .metadata = batch.metadata,
+                           .total = batch.total}};
+  http::Response response{.body = render_batch(made)};
+  if (written.replayed) response.headers.add("Idempotent-Replayed", "true");
+  writer->send(response);
 }
 
 void BatchesApi::list(const http::Request& request, const WriterPtr& writer) {
@@ -221,20 +254,10 @@ void BatchesApi::get(const http::Request& request, const WriterPtr& writer) {
 void BatchesApi::cancel(const http::Request& request, const WriterPtr& writer) {
   Result<JobId> id = parse_batch_name(request.path_param("id"));
   Result<Batch> batch = id.ok() ? parts_.store.batches().batch(id.value()) : Result<Batch>(id.status());
-  Status status = batch.status();
-  // The supervisor changes jobs too: what it did in between is looked at again.
-  for (int race = 0; status.ok() && race < kMaxRaces; ++race) {
-    Result<Job> job = parts_.store.job(id.value());
-    Result<std::optional<ChangeJob>> change = job.ok() ? change_for(JobAction::kCancel, job.value())
-                                                       : Result<std::optional<ChangeJob>>(job.status());
-    status = change.status();
-    if (!status.ok()) break;
-    if (!change.value()) return answer(id.value(), writer);
-    Outcome outcome = parts_.commit.commit(parts_.now_us(), *change.value());
-    if (outcome.ok()) return answer(id.value(), writer);
-    if (outcome.status().code() != StatusCode::kFailedPrecondition) status = outcome.status();
-  }
-  writer->send(error_reply(status.ok() ? unavailable("the batch changes too fast: try again") : status));
+  if (!batch.ok()) return void(writer->send(error_reply(batch.status())));
+  Result<Job> job = carry_out({parts_.store, parts_.commit, parts_.now_us}, JobAction::kCancel, id.value());
+  if (!job.ok()) return void(writer->send(error_reply(job.status())));
+  answer(id.value(), writer);
 }
 
 }  // namespace llm_dist::cluster

@@ -33,6 +33,7 @@ class BatchesApi {
   Result<SubmitJob> read_request(const http::Request& request, std::string& param) const;
   Result<BatchView> view(JobId job) const;
   void answer(JobId job, const WriterPtr& writer) const;
+  void answer_as_made(const Written& written, const WriterPtr& writer) const;
 
   Parts parts_;
 };

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int kMaxPage = 10'000;
 constexpr size_t kMaxFilenameBytes = 255;
-constexpr size_t kMaxProjectBytes = 64;
 
 struct Upload {
   AddFile file;
@@ -76,13 +75,6 @@ Result<FileFilter> parse_filter(const http::Request& request) {
 
 }  // namespace
 
-Result<std::string> project_of(const http::Request& request) {
-  const std::string* project = request.headers.find("OpenAI-Project");
-  if (project == nullptr || project->empty()) return std::string("default");
-  if (project->size() <= kMaxProjectBytes) return *project;
-  return invalid_argument(format("OpenAI-Project may have {} bytes", kMaxProjectBytes));
-}
-
 void FilesApi::add_routes(http::Router& router) {
   using Method = void (FilesApi::*)(const http::Request&, const WriterPtr&);
   constexpr std::tuple<const char*, const char*, Method> kRoutes[] = {
@@ -125,10 +117,8 @@ void FilesApi::upload(const http::Request& request, const WriterPtr& writer) {
   StoredFile shown{.project = file.project, .filename = file.filename, .bytes = file.bytes};
   shown.created_us = parts_.now_us();
   Outcome outcome = parts_.commit.commit(shown.created_us, std::move(file));
-  if (!outcome.ok()) {
-    parts_.contents.remove(content.value()->name());
-    return void(writer->send(error_reply(outcome.status())));
-  }
+  if (!outcome.ok()) return void(writer->send(error_reply(outcome.status())));
+  content.value()->keep();
   shown.id = outcome.value().id;
   writer->send({.body = render_file(shown)});
 }

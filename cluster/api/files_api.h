@@ -34,7 +34,4 @@ class FilesApi {
   Parts parts_;
 };
 
-// The OpenAI-Project header, or "default". invalid_argument: longer than 64 bytes.
-Result<std::string> project_of(const http::Request& request);
-
 }  // namespace llm_dist::cluster

@@ -1,9 +1,15 @@
 #include "cluster/api/job_actions.h"
 
+#include <optional>
+
 #include "src/base/format.h"
 
 namespace llm_dist::cluster {
+namespace {
 
+constexpr int kMaxRaces = 16;
+
+// The change that the action means for a job; nothing when it is so already.
 Result<std::optional<ChangeJob>> change_for(JobAction action, const Job& job) {
   using enum JobState;
   ChangeJob change{.job = job.id, .expected_version = job.version, .to = job.state, .intent = job.intent};
@@ -34,6 +40,25 @@ Result<std::optional<ChangeJob>> change_for(JobAction action, const Job& job) {
       break;
   }
   return failed_precondition(format("{} is {}: too late for that", job_name(job.id), job.state));
+}
+
+}  // namespace
+
+Result<Job> carry_out(const ActionParts& parts,
+                      JobAction action,
+                      JobId id,
+                      const std::function<Status(const Job&)>& check) {
+  for (int race = 0; race < kMaxRaces; ++race) {
+    ASSIGN_OR_RETURN(Job job, parts.store.job(id));
+    if (check) RETURN_IF_ERROR(check(job));
+    ASSIGN_OR_RETURN(std::optional<ChangeJob> change, change_for(action, job));
+    if (!change) return job;
+    Outcome outcome = parts.commit.commit(parts.now_us(), *change);
+    if (outcome.ok()) return parts.store.job(id);
+    // The supervisor changes jobs too: what it did in between is looked at.
+    if (outcome.status().code() != StatusCode::kFailedPrecondition) return outcome.status();
+  }
+  return unavailable(format("{} changes too fast: try again", job_name(id)));
 }
 
 }  // namespace llm_dist::cluster

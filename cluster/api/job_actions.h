@@ -2,15 +2,25 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <functional>
 
-#include "cluster/store/command.h"
+#include "cluster/clock.h"
+#include "cluster/store/group_commit.h"
 
 namespace llm_dist::cluster {
 
 enum class JobAction : uint8_t { kCancel, kSuspend, kResume };
 
-// The change that the action means for a job; nothing when it is so already. failed_precondition: too late.
-Result<std::optional<ChangeJob>> change_for(JobAction action, const Job& job);
+struct ActionParts {
+  Store& store;
+  GroupCommit& commit;
+  const WallClock& now_us;
+};
+// Carries it out, anew where another change came in between, and shows the job as it is then. `check` may
+// refuse what it finds. not_found: no such job; failed_precondition: too late.
+Result<Job> carry_out(const ActionParts& parts,
+                      JobAction action,
+                      JobId id,
+                      const std::function<Status(const Job&)>& check = nullptr);
 
 }  // namespace llm_dist::cluster

@@ -20,7 +20,6 @@ namespace {
 
 constexpr int kMaxPage = 1000;
 constexpr int kMaxWaitSeconds = 60;
-constexpr int kMaxRaces = 16;
 constexpr std::streamsize kLogBytes = 1 << 20;
 
 // The version in an entity tag: "\"7\"" or "W/\"7\"". Nothing else was ever given out.
@@ -312,37 +311,22 @@ void JobsApi::act(JobAction action, const http::Request& request, const WriterPt
   const std::string* match = request.headers.find("If-Match");
   Result<int64_t> expected = match == nullptr ? Result<int64_t>(0) : parse_etag(*match, "If-Match");
   Result<JobId> id = parse_job_name(request.path_param("id"));
-  Status status = id.ok() ? expected.status() : id.status();
-  // The supervisor changes jobs too: what it did in between is looked at again.
-  for (int race = 0; status.ok() && race < kMaxRaces; ++race) {
-    Result<Job> job = parts_.store.job(id.value());
-    if (!job.ok()) {
-      status = job.status();
-      break;
-    }
-    if (expected.value() != 0 && expected.value() != job.value().version) {
-      writer->send(error_reply(
-          {.status = 412,
-           .message =
-               format("{} has changed since: it is at version {}", job_name(id.value()), job.value().version),
-           .code = "version_mismatch"}));
-      return;
-    }
-    Result<std::optional<ChangeJob>> change = change_for(action, job.value());
-    if (!change.ok()) {
-      status = change.status();
-      break;
-    }
-    if (!change.value()) return void(writer->send(job_reply(job.value())));
-    Outcome outcome = parts_.commit.commit(parts_.now_us(), *change.value());
-    if (outcome.ok()) {
-      Result<Job> now = parts_.store.job(id.value());
-      return void(writer->send(now.ok() ? job_reply(now.value()) : error_reply(now.status())));
-    }
-    if (outcome.status().code() != StatusCode::kFailedPrecondition) status = outcome.status();
+  if (!id.ok() || !expected.ok()) {
+    return void(writer->send(error_reply(id.ok() ? expected.status() : id.status())));
   }
-  if (status.ok()) status = unavailable("the job changes too fast: try again");
-  writer->send(error_reply(status));
+  bool mismatch = false;
+  auto check = [&](const Job& job) {
+    mismatch = expected.value() != 0 && expected.value() != job.version;
+    if (!mismatch) return ok_status();
+    return failed_precondition(
+        format("{} has changed since: it is at version {}", job_name(job.id), job.version));
+  };
+  Result<Job> job = carry_out({parts_.store, parts_.commit, parts_.now_us}, action, id.value(), check);
+  if (mismatch) {
+    return void(writer->send(
+        error_reply({.status = 412, .message = job.status().message(), .code = "version_mismatch"})));
+  }
+  writer->send(job.ok() ? job_reply(job.value()) : error_reply(job.status()));
 }
 
 void JobsApi::retry(const http::Request& request, const WriterPtr& writer) {

@@ -9,6 +9,7 @@ namespace llm_dist::cluster {
 namespace {
 
 constexpr size_t kMaxKeyBytes = 255;
+constexpr size_t kMaxProjectBytes = 64;
 
 }  // namespace
 
@@ -27,6 +28,13 @@ Result<std::string> idempotency_key(const http::Request& request) {
   bool printable = std::all_of(key->begin(), key->end(), [](char c) { return c >= ' ' && c < 0x7f; });
   if (!key->empty() && key->size() <= kMaxKeyBytes && printable) return *key;
   return invalid_argument(format("Idempotency-Key must be 1 to {} printable characters", kMaxKeyBytes));
+}
+
+Result<std::string> project_of(const http::Request& request) {
+  const std::string* project = request.headers.find("OpenAI-Project");
+  if (project == nullptr || project->empty()) return std::string("default");
+  if (project->size() <= kMaxProjectBytes) return *project;
+  return invalid_argument(format("OpenAI-Project may have {} bytes", kMaxProjectBytes));
 }
 
 }  // namespace llm_dist::cluster

@@ -15,4 +15,7 @@ Result<int64_t> parse_number(const std::string& text, const char* name, int64_t 
 // The Idempotency-Key header; empty: none.
 Result<std::string> idempotency_key(const http::Request& request);
 
+// The OpenAI-Project header, or "default". invalid_argument: longer than 64 bytes.
+Result<std::string> project_of(const http::Request& request);
+
 }  // namespace llm_dist::cluster

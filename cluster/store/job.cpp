@@ -33,9 +33,10 @@ constexpr Transition kTransitions[] = {
     {kStarting, kCancelling},   {kRunning, kRecovering},   {kRunning, kFinalizing},
     {kRunning, kSuspended},     {kRunning, kFailed},       {kRunning, kCancelling},
     {kRecovering, kStarting},   {kRecovering, kSuspended}, {kRecovering, kFailed},
-    {kRecovering, kCancelling}, {kRecovering, kExpired},   {kSuspended, kQueued},
-    {kSuspended, kCancelled},   {kSuspended, kExpired},    {kCancelling, kCancelled},
-    {kFinalizing, kSucceeded},  {kFinalizing, kFailed},    {kFinalizing, kExpired},
+    {kRecovering, kCancelling}, {kRecovering, kExpired},   {kRecovering, kFinalizing},
+    {kSuspended, kQueued},      {kSuspended, kCancelled},  {kSuspended, kExpired},
+    {kCancelling, kCancelled},  {kFinalizing, kSucceeded}, {kFinalizing, kFailed},
+    {kFinalizing, kExpired},
 };
 
 template <typename Enum, size_t N>

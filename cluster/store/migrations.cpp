@@ -177,8 +177,10 @@ CREATE INDEX jobs_by_expiry ON jobs (expires_us) WHERE expires_us > 0 AND state 
 )sql";
 
 // Files, and what a batch has besides its job. An item gets a row when an engine died with it in flight, and
-// when it is recorded: that happens once.
+// when it is recorded: that happens once. A batch whose last item is recorded while its job recovers is done.
 constexpr const char* kBatches = R"sql(
+INSERT INTO transitions VALUES ('RECOVERING', 'FINALIZING');
+
 CREATE TABLE files (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   project TEXT NOT NULL,

@@ -165,11 +165,14 @@ asio::awaitable<Status> ClientConnection::connect(const Url& url) {
   if (!endpoints.ok()) co_return endpoints.status();
   ErrorCode error = asio::error::not_found;
   for (const Endpoint& endpoint : *endpoints) {
+    // What cancel() finds may have just failed by itself: the next one is not to be tried either.
+    if (cancelled_) break;
     connecting_.emplace(context_);
     auto [failed] = co_await connecting_->async_connect(endpoint, kResult);
     error = failed;
-    if (!error || error == asio::error::operation_aborted) break;
+    if (!error) break;
   }
+  if (cancelled_) error = asio::error::operation_aborted;
   const std::string& where = url.uds_path.empty() ? url.authority : url.uds_path;
   if (error) co_return unavailable(format("cannot connect to {}: {}", where, error.message()));
   tune_socket(*connecting_);

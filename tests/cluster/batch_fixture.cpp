@@ -1,5 +1,6 @@
 #include "tests/cluster/batch_fixture.h"
 
+#include <filesystem>
 #include <sstream>
 
 #include "cluster/api/api_reply.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr double kPatienceSeconds = 60;
 constexpr int64_t kMaxFileBytes = 100'000;
+constexpr Duration kRest = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -163,7 +165,8 @@ void BatchFixture::restart() {
                                                              .contents = contents_,
                                                              .secrets = secrets_,
                                                              .wake = [] {},
-                                                             .options = options_});
+                                                             .options = options_,
+                                                             .rest_after_failure = kRest});
 }
 
 BatchFixture::Reply BatchFixture::send(const std::string& method,
@@ -174,7 +177,8 @@ BatchFixture::Reply BatchFixture::send(const std::string& method,
       {.method = method, .url = server_->url() + path, .headers = std::move(headers), .body = body},
       Deadline::after_seconds(kPatienceSeconds));
   if (!reply.ok()) return {.status = -1, .text = reply.status().to_string()};
-  return {reply.value().status, json::parse(reply.value().body, nullptr, false), reply.value().body};
+  http::Response& got = reply.value();
+  return {got.status, json::parse(got.body, nullptr, false), got.body, got.headers};
 }
 
 BatchFixture::Reply BatchFixture::upload(const std::string& content, const std::string& purpose) {
@@ -222,7 +226,7 @@ void BatchFixture::run_until(const std::function<bool()>& condition) {
 }
 
 void BatchFixture::run_to_end(const std::string& id) {
-  run_until([&] { return store_->batches().batch(parse_batch_name(id).value()).value().closed; });
+  run_until([&] { return stored(id).closed; });
 }
 
 std::map<std::string, json> BatchFixture::lines(const std::string& id, const char* field) {
@@ -237,9 +241,8 @@ std::map<std::string, json> BatchFixture::lines(const std::string& id, const cha
   return found;
 }
 
-int64_t BatchFixture::num_recorded(const std::string& id) {
-  Batch found = store_->batches().batch(parse_batch_name(id).value()).value();
-  return found.completed + found.failed;
+ptrdiff_t BatchFixture::num_contents() const {
+  return std::distance(std::filesystem::directory_iterator(folder_.file("files")), {});
 }
 
 int BatchFixture::times_executed() {

@@ -82,6 +82,7 @@ class BatchFixture : public ::testing::Test {
     int status = 0;
     nlohmann::json body;
     std::string text;
+    http::Headers headers{};
   };
 
   void SetUp() override;
@@ -105,7 +106,15 @@ class BatchFixture : public ::testing::Test {
   void run_to_end(const std::string& id);
   // The lines of a file of the batch by custom_id; each may be there once.
   std::map<std::string, nlohmann::json> lines(const std::string& id, const char* field);
-  int64_t num_recorded(const std::string& id);
+  Batch stored(const std::string& id) {
+    return store_->batches().batch(parse_batch_name(id).value()).value();
+  }
+  int64_t num_recorded(const std::string& id) { return stored(id).completed + stored(id).failed; }
+  // Where the content of a batch's input file is.
+  std::string input_path(const std::string& id) {
+    return contents_.path(store_->batches().file(stored(id).input_file).value().content);
+  }
+  ptrdiff_t num_contents() const;
   int times_executed();
   int times_executed(const std::string& prompt);
   // Counts, then does what `then` says, or answers.

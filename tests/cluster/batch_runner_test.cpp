@@ -1,9 +1,13 @@
 // Batches from submission to their files, on replicas that answer, refuse, hang and die.
 #include "cluster/batch_runner.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <atomic>
 #include <filesystem>
 
+#include "cluster/batch_output.h"
 #include "tests/cluster/batch_fixture.h"
 
 namespace llm_dist::cluster {
@@ -183,9 +187,8 @@ TEST_F(BatchRunnerTest, CoordinatorsThatEndAgainAndAgain) {
     return std::optional(answer(prompt));
   });
   std::string id = make_batch(prompts(60));
-  auto closed = [&] { return store_->batches().batch(parse_batch_name(id).value()).value().closed; };
-  for (int life = 1; !closed() && life < 200; ++life) {
-    for (int i = 0; i < life % 7 && !closed(); ++i) {
+  for (int life = 1; !stored(id).closed && life < 200; ++life) {
+    for (int i = 0; i < life % 7 && !stored(id).closed; ++i) {
       tick();
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
@@ -194,8 +197,7 @@ TEST_F(BatchRunnerTest, CoordinatorsThatEndAgainAndAgain) {
   run_to_end(id);
   EXPECT_EQ(batch(id)["request_counts"], (json{{"total", 60}, {"completed", 60}, {"failed", 0}}));
   EXPECT_EQ(lines(id, "output_file_id").size(), 60u);
-  size_t contents = std::distance(std::filesystem::directory_iterator(folder_.file("files")), {});
-  EXPECT_EQ(contents, store_->batches().contents().value().size());
+  EXPECT_EQ(num_contents(), std::ssize(store_->batches().contents().value()));
 }
 
 TEST_F(BatchRunnerTest, CancellingKeepsWhatIsDone) {
@@ -281,14 +283,98 @@ TEST_F(BatchRunnerTest, ALostInputFileFailsTheBatchAndKeepsWhatIsDone) {
   });
   std::string id = make_batch(prompts(3));
   run_until([&] { return num_recorded(id) == 1; });
-  Batch before = store_->batches().batch(parse_batch_name(id).value()).value();
-  contents_.remove(store_->batches().file(before.input_file).value().content);
+  std::filesystem::remove(input_path(id));
   restart();
   run_to_end(id);
   json end = batch(id);
   EXPECT_EQ(end["status"], "failed");
   EXPECT_EQ(end["errors"]["data"][0]["code"], "input_lost");
   EXPECT_EQ(lines(id, "output_file_id").size(), 1u);
+}
+
+TEST_F(BatchRunnerTest, AnInputFileThatLostItsLastLineIsLost) {
+  std::string id = make_batch(prompts(3));
+  std::string path = input_path(id);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) * 2 / 3);
+  run_to_end(id);
+  EXPECT_EQ(batch(id)["status"], "failed");
+  EXPECT_EQ(batch(id)["errors"]["data"][0]["code"], "input_lost");
+  std::string expires = make_batch(prompts(3), "1s");
+  path = input_path(expires);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) * 2 / 3);
+  clock_offset_us_ = 2'000'000;
+  run_to_end(expires);
+  EXPECT_EQ(batch(expires)["status"], "expired");
+  EXPECT_EQ(lines(expires, "error_file_id").size(), 2u);
+  EXPECT_EQ(batch(expires)["request_counts"]["failed"], 2) << "as many as the file tells of";
+}
+
+TEST_F(BatchRunnerTest, AnAnswerBeyondAllMeasureFailsItsItemOnly) {
+  machine_.behaviour = counting([](FakeReplica&, const std::string& prompt) {
+    constexpr size_t kBytes = 17 << 20;
+    return std::optional(prompt == "p1" ? answer(std::string(kBytes, 'x')) : answer(prompt));
+  });
+  std::string id = make_batch(prompts(3));
+  run_to_end(id);
+  EXPECT_EQ(times_executed("p1"), 3);
+  EXPECT_EQ(batch(id)["request_counts"], (json{{"total", 3}, {"completed", 2}, {"failed", 1}}));
+  EXPECT_EQ(lines(id, "error_file_id")["id-1"]["error"]["code"], "bad_answer");
+}
+
+TEST_F(BatchRunnerTest, ADeathThatSettlesTheLastItemNeedsNoOtherReplica) {
+  machine_.behaviour = [](FakeReplica& replica, const std::string&) -> std::optional<http::Response> {
+    replica.die();
+    return std::nullopt;
+  };
+  std::string id = make_batch({"poison"});
+  run_to_end(id);
+  EXPECT_EQ(batch(id)["status"], "completed");
+  EXPECT_EQ(batch(id)["request_counts"]["failed"], 1);
+  EXPECT_EQ(machine_.replicas.size(), 2u);
+}
+
+// What writes beyond `bytes` of a file fails, as on a full disk.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    rlimit lower{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &lower), 0);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  sighandler_t handler_ = signal(SIGXFSZ, SIG_IGN);
+};
+
+TEST_F(BatchRunnerTest, FilesThatCannotBeWrittenLeaveNothingAndAreTriedAgain) {
+  machine_.behaviour = counting([](FakeReplica&, const std::string& prompt) {
+    return std::optional(prompt == "p1" ? failure(400, std::string(200'000, 'x')) : answer(prompt));
+  });
+  std::string id = make_batch(prompts(3));
+  run_until([&] { return num_recorded(id) == 3; });
+  {
+    // Enough for the output file, too little for the error file.
+    FileSizeLimit limit(100'000);
+    auto files = write_batch_files(*store_, contents_, job(id), stored(id), false);
+    EXPECT_EQ(files.status().code(), StatusCode::kUnavailable);
+  }
+  EXPECT_EQ(num_contents(), 1) << "the input file's";
+  std::filesystem::rename(folder_.file("files"), folder_.file("elsewhere"));
+  run_until([&] { return job(id).state == kFinalizing && !machine_.last().alive(); });
+  for (int i = 0; i < 10; ++i) tick();
+  EXPECT_EQ(batch(id)["status"], "finalizing");
+  std::filesystem::rename(folder_.file("elsewhere"), folder_.file("files"));
+  run_to_end(id);
+  EXPECT_EQ(batch(id)["status"], "completed");
+  EXPECT_EQ(lines(id, "output_file_id").size(), 2u);
+  EXPECT_EQ(lines(id, "error_file_id").size(), 1u);
 }
 
 }  // namespace

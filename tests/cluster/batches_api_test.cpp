@@ -90,6 +90,29 @@ TEST_F(BatchInputTest, ErrorsNameTheLine) {
             StatusCode::kDataLoss);
 }
 
+TEST_F(BatchInputTest, AReadThatFailsIsNoEnd) {
+  // A folder can be opened, but not read.
+  EXPECT_EQ(check_batch_input(folder_.file(""), "/v1/completions").status().code(), StatusCode::kDataLoss);
+}
+
+TEST_F(BatchInputTest, LinesOfAnyLength) {
+  // Breaks before, at and after the ends of what is read at a time.
+  std::string content;
+  std::vector<size_t> lengths;
+  for (size_t length = 65'530; length < 65'542; ++length) lengths.push_back(length);
+  for (size_t length : {size_t{1}, kMaxLineBytes, size_t{131'072}}) lengths.push_back(length);
+  for (size_t length : lengths) content += std::string(length, 'x') + "\n";
+  auto input = std::move(BatchInput::open(write(content))).value();
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    auto place = input.next().value();
+    ASSERT_TRUE(place.has_value());
+    EXPECT_EQ(place->number, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(input.line(), std::string(lengths[i], 'x'));
+    EXPECT_EQ(content[static_cast<size_t>(place->offset) + place->bytes], '\n');
+  }
+  EXPECT_FALSE(input.next().value().has_value());
+}
+
 TEST_F(BatchInputTest, FiftyThousandItemsAndNoMore) {
   std::string content;
   for (int i = 0; i < kMaxItems; ++i) content += item_line(std::to_string(i), "p");
@@ -177,6 +200,7 @@ TEST_F(BatchesApiTest, BadRequestsNameTheField) {
     EXPECT_EQ(reply.body["error"]["param"], *param == '\0' ? json(nullptr) : json(param)) << reply.text;
   }
   EXPECT_NE(create(with("input_file_id", twice)).text.find("line 2: the custom_id 'a'"), std::string::npos);
+  EXPECT_NE(create(with("metdata", {})).text.find("did you mean 'metadata'"), std::string::npos);
   EXPECT_EQ(send("POST", "/v1/batches", std::string(100'000, '[')).status, 400);
   EXPECT_EQ(send("GET", "/v1/batches").body["data"].size(), 0u);
   EXPECT_EQ(create(with("metadata", nullptr)).status, 200);
@@ -185,8 +209,13 @@ TEST_F(BatchesApiTest, BadRequestsNameTheField) {
 TEST_F(BatchesApiTest, TheSameKeyIsTheSameBatch) {
   std::string file = upload(item_line("a", "1")).body["id"];
   http::Headers key{{"Idempotency-Key", "k"}};
-  EXPECT_EQ(create(request(file), key).body["id"], "batch-1");
-  EXPECT_EQ(create(request(file), key).body["id"], "batch-1");
+  Reply first = create(request(file), key);
+  EXPECT_EQ(first.body["id"], "batch-1");
+  EXPECT_EQ(first.headers.find("Idempotent-Replayed"), nullptr);
+  ASSERT_EQ(send("POST", "/v1/batches/batch-1/cancel").body["status"], "cancelling");
+  Reply second = create(request(file), key);
+  EXPECT_EQ(second.text, first.text) << "the same answer, whatever became of it since";
+  ASSERT_NE(second.headers.find("Idempotent-Replayed"), nullptr);
   json other = request(file);
   other["completion_window"] = "1h";
   EXPECT_EQ(create(other, key).status, 422);

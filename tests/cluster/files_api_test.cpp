@@ -66,7 +66,7 @@ TEST(Multipart, RefusesWhatIsNone) {
   }
 }
 
-TEST(FileContents, WhatIsNotFinishedIsGone) {
+TEST(FileContents, WhatIsNotKeptIsGone) {
   testing::TemporaryFolder folder;
   FileContents contents(folder.file("files"));
   ASSERT_TRUE(contents.prepare().ok());
@@ -81,8 +81,10 @@ TEST(FileContents, WhatIsNotFinishedIsGone) {
     std::string bytes(200'000, 'x');
     ASSERT_TRUE(writer->write(bytes).ok());
     ASSERT_TRUE(writer->write("end").ok());
-    ASSERT_TRUE(other->write("half").ok());
+    ASSERT_TRUE(other->write("whole, and no row names it").ok());
+    ASSERT_TRUE(other->finish().ok());
     ASSERT_TRUE(writer->finish().ok());
+    writer->keep();
     EXPECT_EQ(writer->bytes(), 200'003);
     kept = writer->name();
     dropped = other->name();
@@ -147,7 +149,7 @@ TEST_F(FilesApiTest, BadUploadsNameTheField) {
   EXPECT_EQ(upload(std::string(100'001, 'x')).status, 413);
   EXPECT_EQ(upload(std::string(100'000, 'x')).status, 200);
   EXPECT_EQ(send("GET", "/v1/files").body["data"].size(), 2u);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.file("files")), {}), 2);
+  EXPECT_EQ(num_contents(), 2);
 }
 
 TEST_F(FilesApiTest, ListsFilterAndPage) {
@@ -173,7 +175,7 @@ TEST_F(FilesApiTest, WhatACrashLeftIsSwept) {
   ASSERT_EQ(upload("kept").status, 200);
   std::ofstream(folder_.file("files") + "/0123456789abcdef") << "no row names it";
   restart();
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.file("files")), {}), 1);
+  EXPECT_EQ(num_contents(), 1);
   EXPECT_EQ(send("GET", "/v1/files/file-1/content").text, "kept");
 }
 

@@ -148,6 +148,48 @@ TEST(SqliteStore, TheDatabaseItselfRefuses) {
     EXPECT_EQ(raw.run(sql).find(word), 0u) << sql << ": " << raw.run(sql);
 }
 
+TEST(SqliteStore, TheDatabaseItselfGuardsBatches) {
+  testing::TemporaryFolder folder;
+  {
+    auto store = std::move(open_sqlite_store({.path = folder.file("s")})).value();
+    FileId file = apply_one(*store, AddFile{.filename = "f", .content = "c"}).value().id;
+    SubmitJob submit = a_job();
+    submit.kind = JobKind::kBatchInference;
+    submit.batch = NewBatch{file, "24h", "null", 3};
+    JobId id = apply_one(*store, submit).value().id;
+    ASSERT_TRUE(apply_one(*store, a_job()).ok());
+    ASSERT_TRUE(apply_one(*store, StartAttempt{.job = id, .slots = 1}).ok());
+    ASSERT_TRUE(apply_one(*store, testing::to_state(id, JobState::kRunning)).ok());
+    ASSERT_TRUE(apply_one(*store, RecordItem{id, 1, 1, "a", true, "line"}).ok());
+    ASSERT_TRUE(apply_one(*store, CountDeaths{id, 1, 2, {{2, "b", "q"}}}).ok());
+  }
+  RawDatabase raw(folder.file("s"));
+  const std::string item = "INSERT INTO batch_items (job, number, custom_id, attempt, at_us, epoch) VALUES ";
+  const std::pair<std::string, const char*> kRefused[] = {
+      {"UPDATE batch_items SET line='other' WHERE number=1", "terminal"},
+      {"UPDATE batch_items SET outcome='' WHERE number=1", "terminal"},
+      {"UPDATE batch_items SET outcome='failed', epoch=0 WHERE number=2", "fenced"},
+      {"UPDATE batch_items SET custom_id='c' WHERE number=2", "transition"},
+      {"DELETE FROM batch_items WHERE number=1", "terminal"},
+      {item + "(1, 3, 'c', 1, 1, 0)", "fenced"},
+      {item + "(1, 3, 'c', 2, 1, 1)", "transition"},
+      {item + "(1, 3, 'a', 1, 1, 1)", "UNIQUE"},
+      {item + "(1, 1, 'c', 1, 1, 1)", "UNIQUE"},
+      {"UPDATE batches SET closed=1", "transition"},
+      {"UPDATE batches SET total=9", "transition"},
+      {"UPDATE batches SET completed=4", "CHECK"},
+      {"UPDATE batches SET epoch=0", "fenced"},
+      {"DELETE FROM batches", "transition"},
+      {"INSERT INTO batches (job, input_file, completion_window, metadata, total, epoch) "
+       "VALUES (2, 1, '24h', 'null', 1, 1)",
+       "transition"},
+      {"UPDATE files SET filename='g'", "terminal"},
+      {"DELETE FROM files", "transition"},
+  };
+  for (const auto& [sql, word] : kRefused)
+    EXPECT_EQ(raw.run(sql).find(word), 0u) << sql << ": " << raw.run(sql);
+}
+
 TEST(SqliteStore, IdsAreNotUsedAgain) {
   testing::TemporaryFolder folder;
   {
