@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "cluster/job_spec.h"
 #include "src/base/format.h"
@@ -21,6 +22,16 @@ constexpr int kSecretBytes = 32;
 
 void add_number(std::vector<std::string>& arguments, const char* flag, int value) {
   if (value > 0) arguments.insert(arguments.end(), {flag, std::to_string(value)});
+}
+
+// Those whose flag is not there yet: a flag that is given twice would be refused.
+void add_defaults(std::vector<std::string>& arguments, const std::vector<std::string>& defaults) {
+  const std::set<std::string> given(arguments.begin(), arguments.end());
+  bool replaced = false;
+  for (const std::string& word : defaults) {
+    if (word.starts_with("--")) replaced = given.contains(word.substr(0, word.find('=')));
+    if (!replaced) arguments.push_back(word);
+  }
 }
 
 Status errno_status(const std::string& file) {
@@ -74,7 +85,8 @@ Result<LaunchRequest> plan_attempt(const Job& job,
                                    int64_t attempt,
                                    const Catalogue& catalogue,
                                    const AttemptPlaces& places,
-                                   const AttemptSecrets& secrets) {
+                                   const AttemptSecrets& secrets,
+                                   int drain_seconds) {
   JobSpec spec = read_job_spec(job.spec);
   ASSIGN_OR_RETURN(CatalogueModel model, catalogue.find(spec.model));
   std::string folder = attempt_folder(places, job.id, attempt);
@@ -88,6 +100,7 @@ Result<LaunchRequest> plan_attempt(const Job& job,
     add_number(arguments, "--output-len", spec.output_len);
   } else {
     arguments = {"serve", model.path, "--port", "0", "--served-model-name", spec.model};
+    arguments.insert(arguments.end(), {"--shutdown-timeout", std::to_string(drain_seconds)});
     add_number(arguments, "--max-model-len", spec.max_model_len);
     add_number(arguments, "--max-num-seqs", spec.max_num_seqs);
     request.environment = {{"LLM_DIST_API_KEY", secrets.api_key(job.id, attempt)},
@@ -96,7 +109,7 @@ Result<LaunchRequest> plan_attempt(const Job& job,
                            {"LLM_DIST_REGISTER_SECRET", secrets.registration(job.id, attempt)}};
   }
   arguments.insert(arguments.end(), {"--tp", std::to_string(spec.tp), "--pp", std::to_string(spec.pp)});
-  arguments.insert(arguments.end(), model.arguments.begin(), model.arguments.end());
+  add_defaults(arguments, model.arguments);
   return request;
 }
 

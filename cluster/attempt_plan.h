@@ -38,11 +38,13 @@ std::string attempt_mark(const AttemptPlaces& places, JobId job, int64_t attempt
 std::string attempt_folder(const AttemptPlaces& places, JobId job, int64_t attempt);
 std::string result_file_of(const std::string& folder);
 
-// not_found: the model is in the catalogue no more.
+// `drain_seconds`: what open requests get when a replica is to end. Of a flag that the catalogue has too the
+// job's value counts. not_found: the model is in the catalogue no more.
 Result<LaunchRequest> plan_attempt(const Job& job,
                                    int64_t attempt,
                                    const Catalogue& catalogue,
                                    const AttemptPlaces& places,
-                                   const AttemptSecrets& secrets);
+                                   const AttemptSecrets& secrets,
+                                   int drain_seconds);
 
 }  // namespace llm_dist::cluster

@@ -250,7 +250,8 @@ void Coordinator::Impl::supervise() {
        .watch = *watch_,
        .catalogue = catalogue_,
        .places = {.store_path = options_.store_path, .folder = attempts_folder(), .url = server_->url()},
-       .secrets = secrets_});
+       .secrets = secrets_,
+       .options = {.drain_seconds = options_.drain_seconds}});
   do {
     Status status = supervisor.tick();
     if (!status.ok()) log_error("supervision: {}", status.to_string());

@@ -1,5 +1,5 @@
-// Whether replicas answer: a thread asks each one's /livez. The replica itself knows whether its steps make
-// progress.
+// What is asked of replicas: a thread asks each one's /livez, and tells those that are to end so. The replica
+// itself knows whether its steps make progress.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,8 @@ class ReplicaWatch {
   virtual void forget(const std::string& endpoint) = 0;
   // From the first to the last of the probes that failed in a row; 0 when the last one did not.
   virtual int64_t failing_us(const std::string& endpoint) = 0;
+  // Tells it, until it has heard, to take no more requests and to end once those that it has are answered.
+  virtual void drain(const std::string& endpoint, const std::string& api_key) = 0;
 };
 
 // Every replica each `period`; an answer may take `timeout`.

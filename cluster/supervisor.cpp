@@ -15,6 +15,8 @@ using enum JobState;
 
 constexpr int kActiveAtOnce = 10'000;
 constexpr int kWaitingAtOnce = 64;
+constexpr int64_t kSecondUs = 1'000'000;
+constexpr int64_t kEndOfReplicaUs = 5'000'000;  // after its last request, until its ranks have ended
 constexpr const char* kLost = "launch_interrupted";
 constexpr const char* kSuspendedWhy = "suspended";
 
@@ -115,18 +117,39 @@ std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt
   return std::nullopt;
 }
 
+// Drained, asked, killed: each step once the one before has had its time.
 void Supervisor::stop(const Attempt& attempt, Live& live, const std::string& why) {
   live.why = why;
-  int64_t now = parts_.now_us();
-  // What does not answer will not listen either.
-  bool at_once = why == "unresponsive";
-  if (live.stop_us == 0) {
-    live.stop_us = now;
-    parts_.launcher.stop(attempt.handle, at_once ? StopMode::kKill : StopMode::kTerminate);
-    live.killed = at_once;
-  } else if (!live.killed && now - live.stop_us > parts_.options.kill_after_us) {
-    parts_.launcher.stop(attempt.handle, StopMode::kKill);
-    live.killed = true;
+  const SupervisorOptions& options = parts_.options;
+  int64_t passed_us = parts_.now_us() - live.ending_us;
+  switch (live.ending) {
+    case Ending::kNone: {
+      // What does not answer will not listen either.
+      bool serves = !live.endpoint.empty() && options.drain_seconds > 0;
+      Ending first = why == "unresponsive" ? Ending::kKilled
+                     : serves              ? Ending::kDrained
+                                           : Ending::kTerminated;
+      return begin_end(attempt, live, first);
+    }
+    case Ending::kDrained:
+      if (passed_us > options.drain_seconds * kSecondUs + kEndOfReplicaUs) {
+        begin_end(attempt, live, Ending::kTerminated);
+      }
+      return;
+    case Ending::kTerminated:
+      if (passed_us > options.kill_after_us) begin_end(attempt, live, Ending::kKilled);
+      return;
+    case Ending::kKilled: return;
+  }
+}
+
+void Supervisor::begin_end(const Attempt& attempt, Live& live, Ending ending) {
+  live.ending = ending;
+  live.ending_us = parts_.now_us();
+  if (ending == Ending::kDrained) {
+    parts_.watch.drain(live.endpoint, parts_.secrets.api_key(attempt.job, attempt.number));
+  } else {
+    parts_.launcher.stop(attempt.handle, ending == Ending::kKilled ? StopMode::kKill : StopMode::kTerminate);
   }
 }
 
@@ -277,7 +300,8 @@ Result<bool> Supervisor::start_if_room(const Job& job) {
 
 Status Supervisor::start(const Job& job) {
   int64_t number = job.attempt + 1;
-  Result<LaunchRequest> plan = plan_attempt(job, number, parts_.catalogue, parts_.places, parts_.secrets);
+  Result<LaunchRequest> plan = plan_attempt(
+      job, number, parts_.catalogue, parts_.places, parts_.secrets, parts_.options.drain_seconds);
   if (!plan.ok()) {
     return write({.job = job.id,
                   .expected_version = job.version,

@@ -25,6 +25,7 @@ struct SupervisorOptions {
   int64_t max_backoff_us = 60'000'000;
   int64_t start_timeout_us = 1'800'000'000;  // from launch to registration
   int64_t unresponsive_us = 10'000'000;      // of failed probes; the replica's own stall rule comes first
+  int drain_seconds = 30;                    // for the open requests of a replica that is to end
   int64_t kill_after_us = 15'000'000;        // from the polite request to the other
 };
 
@@ -53,19 +54,22 @@ class Supervisor {
   Status tick();
 
  private:
+  // How far the end of an attempt has come.
+  enum class Ending : uint8_t { kNone, kDrained, kTerminated, kKilled };
   // What is known of an attempt besides what is written: lost with this process, and then found again.
   struct Live {
     int64_t attempt = 0;
     std::string endpoint;  // watched; empty: none yet
     std::string why{};     // it is being stopped, for a reason of ours
-    int64_t stop_us = 0;   // when it was first asked; 0: not yet
-    bool killed = false;
+    Ending ending = Ending::kNone;
+    int64_t ending_us = 0;  // since when
   };
 
   Status look_after(const Job& job);
   Status look_after_attempt(const Job& job, const Attempt& attempt);
   std::optional<std::string> why_to_stop(const Job& job, const Attempt& attempt);
   void stop(const Attempt& attempt, Live& live, const std::string& why);
+  void begin_end(const Attempt& attempt, Live& live, Ending ending);
   Status attempt_lost(const Job& job, const Attempt& attempt);
   Status attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen);
   Status settle(const Job& job, ChangeJob change, const std::string& why);

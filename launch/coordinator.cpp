@@ -66,6 +66,11 @@ RunCommand add_coordinator(CLI::App& program) {
                   flags->options.orphan_seconds,
                   "Jobs end when no coordinator has come back for so long")
       ->capture_default_str();
+  app->add_option("--drain-seconds",
+                  flags->options.drain_seconds,
+                  "What the open requests of a replica get when it is to end")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 3600));
   app->add_option("--max-file-bytes", flags->options.max_file_bytes, "Size of an uploaded file")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));

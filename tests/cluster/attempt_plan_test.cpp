@@ -2,8 +2,6 @@
 #include "cluster/attempt_plan.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -13,26 +11,6 @@
 
 namespace llm_dist::cluster {
 namespace {
-
-// While it lives, files cannot grow.
-class FullDisk {
- public:
-  FullDisk() : handler_(signal(SIGXFSZ, SIG_IGN)) {
-    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
-    rlimit none{.rlim_cur = 0, .rlim_max = before_.rlim_max};
-    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
-  }
-  ~FullDisk() {
-    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before_), 0);
-    signal(SIGXFSZ, handler_);
-  }
-  FullDisk(const FullDisk&) = delete;
-  FullDisk& operator=(const FullDisk&) = delete;
-
- private:
-  sighandler_t handler_;
-  rlimit before_{};
-};
 
 TEST(AttemptSecrets, AreMadeOnceAndForTheOwnerAlone) {
   testing::TemporaryFolder folder;
@@ -54,7 +32,7 @@ TEST(AttemptSecrets, AFullDiskLeavesNothingInTheWay) {
   testing::TemporaryFolder folder;
   std::string file = folder.file("secret");
   {
-    FullDisk full;
+    testing::FullDisk full;
     Status status = AttemptSecrets::open(file).status();
     EXPECT_NE(status.message().find("too large"), std::string::npos) << status.message();
   }

@@ -159,7 +159,7 @@ void BatchFixture::restart() {
       .places = {.store_path = folder_.file("store"), .folder = folder_.file("jobs"), .url = "http://c"},
       .secrets = secrets_,
       .now_us = now_us,
-      .options = {.backoff_us = 1000, .max_backoff_us = 2000}});
+      .options = {.backoff_us = 1000, .max_backoff_us = 2000, .drain_seconds = 0}});
   runner_ = std::make_unique<BatchRunner>(BatchRunner::Parts{.store = *store_,
                                                              .commit = commit,
                                                              .contents = contents_,

@@ -74,6 +74,7 @@ class FakeWatch : public ReplicaWatch {
   void watch(const std::string&) override {}
   void forget(const std::string&) override {}
   int64_t failing_us(const std::string&) override { return 0; }
+  void drain(const std::string&, const std::string&) override {}
 };
 
 class BatchFixture : public ::testing::Test {

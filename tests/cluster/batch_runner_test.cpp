@@ -1,9 +1,6 @@
 // Batches from submission to their files, on replicas that answer, refuse, hang and die.
 #include "cluster/batch_runner.h"
 
-#include <signal.h>
-#include <sys/resource.h>
-
 #include <atomic>
 #include <filesystem>
 
@@ -333,26 +330,6 @@ TEST_F(BatchRunnerTest, ADeathThatSettlesTheLastItemNeedsNoOtherReplica) {
   EXPECT_EQ(machine_.replicas.size(), 2u);
 }
 
-// What writes beyond `bytes` of a file fails, as on a full disk.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
-    rlimit lower{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
-    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &lower), 0);
-  }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &before_);
-    signal(SIGXFSZ, handler_);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
- private:
-  rlimit before_{};
-  sighandler_t handler_ = signal(SIGXFSZ, SIG_IGN);
-};
-
 TEST_F(BatchRunnerTest, FilesThatCannotBeWrittenLeaveNothingAndAreTriedAgain) {
   machine_.behaviour = counting([](FakeReplica&, const std::string& prompt) {
     return std::optional(prompt == "p1" ? failure(400, std::string(200'000, 'x')) : answer(prompt));
@@ -361,7 +338,7 @@ TEST_F(BatchRunnerTest, FilesThatCannotBeWrittenLeaveNothingAndAreTriedAgain) {
   run_until([&] { return num_recorded(id) == 3; });
   {
     // Enough for the output file, too little for the error file.
-    FileSizeLimit limit(100'000);
+    testing::FullDisk full(100'000);
     auto files = write_batch_files(*store_, contents_, job(id), stored(id), false);
     EXPECT_EQ(files.status().code(), StatusCode::kUnavailable);
   }

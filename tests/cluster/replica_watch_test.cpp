@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "src/http/server.h"
@@ -95,6 +96,27 @@ TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
   EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) > 0; }));
   watch->forget(replica.url());
   EXPECT_EQ(watch->failing_us(replica.url()), 0);
+}
+
+TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {
+  std::mutex mutex;
+  std::vector<std::string> asked;
+  auto server = std::move(http::Server::create({}, [&](const http::Request& request, const auto& writer) {
+                  std::lock_guard lock(mutex);
+                  const std::string* key = request.headers.find("Authorization");
+                  asked.push_back(request.method + " " + request.path + " " + (key == nullptr ? "" : *key));
+                  writer->send({.status = asked.size() < 3 ? 500 : 202, .body = "{}"});
+                })).value();
+  auto num_asked = [&] {
+    std::lock_guard lock(mutex);
+    return asked.size();
+  };
+  auto watch = make_http_watch(milliseconds(20), milliseconds(1000));
+  watch->drain(server->url(), "secret");
+  EXPECT_TRUE(wait_for([&] { return num_asked() == 3; }));
+  std::this_thread::sleep_for(milliseconds(100));
+  std::lock_guard lock(mutex);
+  EXPECT_EQ(asked, std::vector<std::string>(3, "POST /admin/drain Bearer secret"));
 }
 
 TEST(ReplicaWatch, ItEndsWithoutAskingTheOthers) {

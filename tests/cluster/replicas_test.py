@@ -164,6 +164,25 @@ class ReplicasTest(unittest.TestCase):
         cluster.wait_state(job, "SUSPENDED")
         self.nothing_left(cluster)
 
+    def test_open_requests_are_answered_before_the_end(self):
+        cluster = self.cluster()
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2", "tp": 2})["id"]
+        cluster.wait_state(job, "RUNNING")
+        attempt = cluster.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]
+        body = {"model": "smollm2", "prompt": "Once", "max_tokens": 100, "ignore_eos": True, "stream": True}
+        request = urllib.request.Request(
+            attempt["endpoint"] + "/v1/completions", data=json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {attempt['api_key']}", "Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+            self.assertTrue(reply.readline().startswith(b"data: "))
+            cluster.call("POST", f"/v1/jobs/{job}/cancel")
+            lines = [line for line in reply.read().split(b"\n") if line]
+        self.assertEqual(lines[-1], b"data: [DONE]")
+        self.assertEqual(json.loads(lines[-2][6:])["choices"][0]["finish_reason"], "length")
+        cluster.wait_state(job, "CANCELLED")
+        self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["exit_code"], 0)
+        self.nothing_left(cluster)
+
     def test_without_a_coordinator_replicas_end(self):
         cluster = self.cluster(orphan_seconds=2)
         job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <memory>
@@ -34,6 +36,26 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+};
+
+// While it lives, no file grows beyond `bytes`.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes = 0) : handler_(signal(SIGXFSZ, SIG_IGN)) {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    rlimit lower{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &lower), 0);
+  }
+  ~FullDisk() {
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before_), 0);
+    signal(SIGXFSZ, handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  sighandler_t handler_;
+  rlimit before_{};
 };
 
 // Another store, for tests that change something about it.

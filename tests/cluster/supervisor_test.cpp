@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <set>
 
 #include "cluster/store/sqlite_store.h"
@@ -77,7 +78,11 @@ class FakeWatch : public ReplicaWatch {
   void watch(const std::string& endpoint) override { watched.insert(endpoint); }
   void forget(const std::string& endpoint) override { watched.erase(endpoint); }
   int64_t failing_us(const std::string&) override { return failing; }
+  void drain(const std::string& endpoint, const std::string& api_key) override {
+    drained[endpoint] = api_key;
+  }
   std::set<std::string> watched;
+  std::map<std::string, std::string> drained;
   int64_t failing = 0;
 };
 
@@ -167,6 +172,8 @@ TEST_F(SupervisorTest, AReplicaStartsAndRegisters) {
                                       "0",
                                       "--served-model-name",
                                       "m",
+                                      "--shutdown-timeout",
+                                      "30",
                                       "--max-model-len",
                                       "64",
                                       "--tp",
@@ -181,6 +188,19 @@ TEST_F(SupervisorTest, AReplicaStartsAndRegisters) {
   tick();
   EXPECT_EQ(state(id), kRunning);
   EXPECT_TRUE(watch_.watched.contains("http://r1"));
+}
+
+TEST_F(SupervisorTest, AFlagOfTheJobStandsInForTheCataloguesOwn) {
+  std::vector<std::string> flags = {
+      "--max-model-len", "2048", "--threads=1", "--tp=1", "--no-enable-prefix-caching"};
+  catalogue_ = Catalogue({{"m", {.path = "/models/m.gguf", .arguments = flags}}});
+  submit(JobKind::kServe, R"(,"max_model_len":64)");
+  tick();
+  const std::vector<std::string>& arguments = machine_.processes.at(0).request.arguments;
+  EXPECT_EQ(std::count(arguments.begin(), arguments.end(), "--max-model-len"), 1);
+  EXPECT_EQ(std::count(arguments.begin(), arguments.end(), "2048"), 0);
+  EXPECT_EQ(std::vector<std::string>(arguments.end() - 2, arguments.end()),
+            (std::vector<std::string>{"--threads=1", "--no-enable-prefix-caching"}));
 }
 
 TEST_F(SupervisorTest, ABenchEndsWithItsResult) {
@@ -325,14 +345,45 @@ TEST_F(SupervisorTest, CancellingAsksFirstAndKillsLater) {
   EXPECT_EQ(job(id).reason, "by_user");
 }
 
+TEST_F(SupervisorTest, OpenRequestsAreAnsweredFirst) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kCancelling);
+  tick();
+  EXPECT_EQ(watch_.drained["http://r1"], AttemptSecrets("root").api_key(id, 1));
+  tick(30);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 0);
+  machine_.exit(0, 0);
+  tick();
+  EXPECT_EQ(state(id), kCancelled);
+  EXPECT_EQ(store_->attempts(id).value().at(0).reason, "cancelled");
+}
+
+TEST_F(SupervisorTest, ADrainThatTakesTooLongIsCutOff) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kCancelling);
+  tick();
+  tick(36);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  tick(10);
+  EXPECT_EQ(machine_.processes[0].num_kills, 0);
+  tick(6);
+  tick(60);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  EXPECT_EQ(machine_.processes[0].num_kills, 1);
+}
+
 TEST_F(SupervisorTest, SuspendAndResume) {
   JobId id = submit(JobKind::kServe);
   tick();
   enrol(id);
   wish(id, kRunning, Intent::kSuspend);
   tick();
-  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
-  machine_.exit(0, 143);
+  EXPECT_EQ(watch_.drained.size(), 1u);
+  machine_.exit(0, 0);
   tick();
   EXPECT_EQ(state(id), kSuspended);
   EXPECT_EQ(job(id).intent, Intent::kNone);
@@ -504,7 +555,7 @@ TEST_F(SupervisorTest, JobsExpireWhereverTheyAre) {
   enrol(running);
   tick(60);
   EXPECT_EQ(state(waiting), kExpired);
-  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  EXPECT_EQ(watch_.drained.size(), 1u);
   machine_.exit(0, 143);
   tick();
   tick();
@@ -526,7 +577,7 @@ TEST_F(SupervisorTest, ABatchHoldsItsReplicaUntilItsWorkIsDone) {
   tick();
   wish(id, kFinalizing);
   tick();
-  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  EXPECT_EQ(watch_.drained.size(), 1u);
   EXPECT_EQ(state(id), kFinalizing);
   machine_.exit(0, 143);
   tick();
