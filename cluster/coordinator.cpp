@@ -30,18 +30,13 @@ constexpr size_t kFormBytes = 64 << 10;                 // of an upload, besides
 constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
 constexpr auto kTick = std::chrono::milliseconds(250);
 
-// Probes need no key, and a replica proves itself with its attempt's secret.
-bool is_open_path(const std::string& path) {
-  return path == "/livez" || path == "/readyz" || path == "/version" || path == "/v1/replicas";
-}
-
 }  // namespace
 
 class Coordinator::Impl {
  public:
   Impl(CoordinatorOptions options, std::unique_ptr<Store> store, Catalogue catalogue, AttemptSecrets secrets)
       : options_(std::move(options)),
-        keys_(options_.api_keys),
+        access_(options_.api_keys),
         store_(std::move(store)),
         catalogue_(std::move(catalogue)),
         secrets_(std::move(secrets)),
@@ -58,6 +53,7 @@ class Coordinator::Impl {
                    .workers = workers_,
                    .catalogue = catalogue_,
                    .secrets = secrets_,
+                   .access = access_,
                    .attempts_folder = attempts_folder()}),
         replicas_api_({.store = *store_, .commit = commit_, .workers = workers_}),
         files_api_({.store = *store_,
@@ -83,6 +79,7 @@ class Coordinator::Impl {
   Status serve();
   void stop(Deadline deadline);
   const http::Server& server() const { return *server_; }
+  const http::Router& router() const { return router_; }
 
  private:
   void add_routes();
@@ -98,7 +95,7 @@ class Coordinator::Impl {
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
 
   const CoordinatorOptions options_;
-  http::KeyCheck keys_;
+  Access access_;
   std::unique_ptr<Store> store_;
   Catalogue catalogue_;
   AttemptSecrets secrets_;
@@ -154,7 +151,7 @@ Status Coordinator::Impl::prepare_files() {
 
 // Only an upload may be large, and only whoever may upload may send one.
 size_t Coordinator::Impl::body_limit(const http::Request& head) const {
-  bool upload = head.method == "POST" && head.path == "/v1/files" && keys_.allows(head);
+  bool upload = head.method == "POST" && head.path == "/v1/files" && !access_.refusal(head);
   return upload ? static_cast<size_t>(options_.max_file_bytes) + kFormBytes : kMaxBodyBytes;
 }
 
@@ -188,11 +185,8 @@ void Coordinator::Impl::add_routes() {
 }
 
 void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
-  if (!is_open_path(request.path) && !keys_.allows(request)) {
-    writer->send(error_reply({.status = 401,
-                              .message = "an API key is needed: send 'Authorization: Bearer KEY'",
-                              .code = "invalid_api_key"}));
-    return;
+  if (std::optional<ApiError> refusal = access_.refusal(request)) {
+    return void(writer->send(error_reply(*refusal)));
   }
   router_(std::move(request), std::move(writer));
 }
@@ -276,14 +270,16 @@ Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Coordinator::~Coordinator() = default;
 uint16_t Coordinator::port() const { return impl_->server().port(); }
 std::string Coordinator::url() const { return impl_->server().url(); }
+std::vector<std::pair<std::string, std::string>> Coordinator::routes() const {
+  return impl_->router().routes();
+}
 void Coordinator::stop(Deadline deadline) { impl_->stop(deadline); }
 
 Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions& options) {
   if (!http::is_loopback(options.host) && options.api_keys.empty()) {
     return invalid_argument(
         format("--host {} lets other machines in, and no API key is set: give --api-key-file FILE or the "
-               "environment "
-               "variable LLM_DIST_API_KEY, or listen on 127.0.0.1",
+               "environment variable LLM_DIST_API_KEY, or listen on 127.0.0.1",
                options.host));
   }
   ASSIGN_OR_RETURN(Catalogue catalogue, Catalogue::read(options.catalogue_file));

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/api/access.h"
 #include "src/base/clock.h"
 #include "src/base/status.h"
 
@@ -26,7 +27,7 @@ struct CoordinatorOptions {
   std::string ssl_keyfile{};
   int64_t max_file_bytes = 200LL << 20;  // of one upload, which is held in memory while it arrives
   int batch_concurrency = 16;            // requests of one batch in flight at a time
-  std::vector<std::string> api_keys{};   // none: whoever reaches the port may do everything
+  std::vector<AccessKey> api_keys{};     // none: whoever reaches the port may do everything
 };
 
 class Coordinator {
@@ -39,6 +40,8 @@ class Coordinator {
 
   uint16_t port() const;
   std::string url() const;
+  // Method and path of each.
+  std::vector<std::pair<std::string, std::string>> routes() const;
   void stop(Deadline deadline);
 
  private:

@@ -11,7 +11,6 @@
 #include "launch/shutdown_signal.h"
 #include "launch/whole_file.h"
 #include "src/base/log.h"
-#include "src/server/server_options.h"
 
 namespace llm_dist::launch {
 namespace {
@@ -25,7 +24,7 @@ struct CoordinatorFlags {
 };
 
 Status serve(CoordinatorFlags& flags, ShutdownSignal& signal) {
-  ASSIGN_OR_RETURN(flags.options.api_keys, server::accepted_keys(flags.api_key_file));
+  ASSIGN_OR_RETURN(flags.options.api_keys, cluster::accepted_access_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
   flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
@@ -82,7 +81,9 @@ RunCommand add_coordinator(CLI::App& program) {
   app->add_option("--host", flags->options.host, "Address to listen at")->capture_default_str();
   app->add_option("--port", flags->options.port, "0: any free one")->capture_default_str();
   app->add_option("--endpoint-file", flags->endpoint_file, "Write the URL to this file once it listens");
-  app->add_option("--api-key-file", flags->api_key_file, "Accepted keys, one a line (or LLM_DIST_API_KEY)");
+  app->add_option("--api-key-file",
+                  flags->api_key_file,
+                  "Accepted keys and their scopes, one a line (or LLM_DIST_API_KEY)");
   app->add_option("--ssl-certfile", flags->options.ssl_certfile, "PEM certificate chain");
   app->add_option("--ssl-keyfile", flags->options.ssl_keyfile, "PEM private key");
   app->footer(

@@ -65,7 +65,7 @@ ordered_json attempt_json(const Attempt& attempt, const std::string& api_key) {
   out["slots"] = attempt.slots;
   out["endpoint"] = text_or_null(attempt.endpoint);
   bool serves = attempt.state == AttemptState::kRunning && !attempt.endpoint.empty();
-  out["api_key"] = serves ? ordered_json(api_key) : ordered_json(nullptr);
+  out["api_key"] = serves ? text_or_null(api_key) : ordered_json(nullptr);
   out["reason"] = text_or_null(attempt.reason);
   out["exit_code"] =
       attempt.state == AttemptState::kEnded ? ordered_json(attempt.exit_code) : ordered_json(nullptr);

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "cluster/api/access.h"
 #include "cluster/api/event_feed.h"
 #include "cluster/api/job_actions.h"
 #include "cluster/api/workers.h"
@@ -27,6 +28,7 @@ class JobsApi {
     Workers& workers;
     const Catalogue& catalogue;
     const AttemptSecrets& secrets;
+    const Access& access;
     std::string attempts_folder{};  // where attempts keep their logs
     WallClock now_us = system_time_us;
   };

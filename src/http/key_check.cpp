@@ -1,5 +1,9 @@
 #include "src/http/key_check.h"
 
+#include <algorithm>
+#include <fstream>
+
+#include "src/base/format.h"
 #include "src/http/digest.h"
 
 namespace llm_dist::http {
@@ -11,11 +15,9 @@ KeyCheck::KeyCheck(const std::vector<std::string>& keys) {
 
 bool KeyCheck::allows(const Request& request) const {
   if (keys_.empty()) return true;
-  const std::string* header = request.headers.find("Authorization");
-  constexpr std::string_view kScheme = "Bearer ";
-  if (header == nullptr || header->size() < kScheme.size()) return false;
-  if (!equals_ignoring_case(std::string_view(*header).substr(0, kScheme.size()), kScheme)) return false;
-  std::string sent = sha256_hex(std::string_view(*header).substr(kScheme.size()));
+  std::optional<std::string_view> key_sent = bearer_key(request);
+  if (!key_sent) return false;
+  std::string sent = sha256_hex(*key_sent);
   bool allowed = false;
   for (const Key& key : keys_) allowed |= secure_equal(sent, key.digest);
   return allowed;
@@ -28,6 +30,34 @@ bool KeyCheck::occurs_in(std::string_view text) const {
     }
   }
   return false;
+}
+
+std::optional<std::string_view> bearer_key(const Request& request) {
+  const std::string* header = request.headers.find("Authorization");
+  constexpr std::string_view kScheme = "Bearer ";
+  if (header == nullptr || header->size() < kScheme.size()) return std::nullopt;
+  std::string_view text = *header;
+  if (!equals_ignoring_case(text.substr(0, kScheme.size()), kScheme)) return std::nullopt;
+  return text.substr(kScheme.size());
+}
+
+Result<std::vector<KeyLine>> read_key_lines(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return not_found(format("cannot read the API key file {}", path));
+  std::vector<KeyLine> lines;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    size_t begin = line.find_first_not_of(" \t\r");
+    if (begin == std::string::npos || line[begin] == '#') continue;
+    lines.push_back({number, line.substr(begin, line.find_last_not_of(" \t\r") - begin + 1)});
+  }
+  if (lines.empty()) return invalid_argument(format("{} holds no key", path));
+  return lines;
+}
+
+bool can_be_sent(std::string_view key) {
+  return std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; });
 }
 
 bool is_loopback(std::string host) {

@@ -1,19 +1,10 @@
 #include "src/server/auth.h"
 
-#include <algorithm>
 #include <cstdlib>
-#include <fstream>
 
 #include "src/base/format.h"
 
 namespace llm_dist::server {
-namespace {
-
-bool can_be_sent(const std::string& key) {
-  return std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; });
-}
-
-}  // namespace
 
 Status check_exposure(const ServerOptions& options) {
   if (!options.uds_path.empty() || http::is_loopback(options.host)) return ok_status();
@@ -29,22 +20,15 @@ bool is_open_path(const std::string& path) {
 }
 
 Result<std::vector<std::string>> read_api_keys(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return not_found(format("cannot read the API key file {}", path));
+  ASSIGN_OR_RETURN(std::vector<http::KeyLine> lines, http::read_key_lines(path));
   std::vector<std::string> keys;
-  int line_number = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++line_number;
-    size_t begin = line.find_first_not_of(" \t\r");
-    if (begin == std::string::npos || line[begin] == '#') continue;
-    std::string key = line.substr(begin, line.find_last_not_of(" \t\r") - begin + 1);
-    if (!can_be_sent(key)) {
+  for (http::KeyLine& line : lines) {
+    if (!http::can_be_sent(line.text)) {
       return invalid_argument(
-          format("{} line {}: a key is printable ASCII without blanks, one a line", path, line_number));
+          format("{} line {}: a key is printable ASCII without blanks, one a line", path, line.number));
     }
-    keys.push_back(std::move(key));
+    keys.push_back(std::move(line.text));
   }
-  if (keys.empty()) return invalid_argument(format("{} holds no key", path));
   return keys;
 }
 

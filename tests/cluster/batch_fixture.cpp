@@ -131,7 +131,8 @@ void BatchFixture::restart() {
                                                    .feed = *feed_,
                                                    .workers = *workers_,
                                                    .catalogue = catalogue_,
-                                                   .secrets = secrets_});
+                                                   .secrets = secrets_,
+                                                   .access = access_});
   files_ = std::make_unique<FilesApi>(FilesApi::Parts{.store = *store_,
                                                       .commit = *commit_,
                                                       .workers = *workers_,

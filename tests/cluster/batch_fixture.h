@@ -125,6 +125,7 @@ class BatchFixture : public ::testing::Test {
   Catalogue catalogue_{{{"m", {.path = "/m.gguf", .max_ranks = 4}}}};
   FileContents contents_{folder_.file("files")};
   AttemptSecrets secrets_{"root"};
+  Access access_{std::vector<AccessKey>()};
   FakeMachine machine_;
   FakeWatch watch_;
   BatchRunOptions options_{.concurrency = 4,

@@ -58,6 +58,7 @@ class JobsApiTest : public ::testing::Test {
                                                     .workers = *workers_,
                                                     .catalogue = catalogue_,
                                                     .secrets = secrets_,
+                                                    .access = access_,
                                                     .attempts_folder = folder_.file("jobs")});
     api_->add_routes(router_);
     server_ = std::move(http::Server::create({}, [this](auto request, auto writer) {
@@ -98,6 +99,7 @@ class JobsApiTest : public ::testing::Test {
   CrashVfs disk_{"jobs-api"};
   Catalogue catalogue_{{{"m", {.path = "/m.gguf", .max_ranks = 4}}}};
   AttemptSecrets secrets_{"root"};
+  Access access_{std::vector<AccessKey>()};
   std::unique_ptr<WatchedStore> store_;
   std::unique_ptr<EventFeed> feed_;
   std::unique_ptr<JobsApi> api_;

@@ -1,0 +1,124 @@
+// Keys and their scopes, and every route of the coordinator against every credential, as routes.json has it.
+#include "cluster/api/access.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cluster/coordinator.h"
+#include "src/http/client.h"
+#include "src/http/digest.h"
+#include "tests/cluster/store_fixture.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using nlohmann::json;
+using Names = std::set<std::pair<std::string, std::string>>;  // method, path
+
+TEST(AccessKey, IsAKeyAndItsScopes) {
+  AccessKey all = parse_access_key("secret").value();
+  EXPECT_EQ(all.digest, http::sha256_hex("secret"));
+  EXPECT_EQ(all.scopes, 7u);
+  EXPECT_EQ(parse_access_key("secret \t metrics").value().scopes, 1u);
+  EXPECT_EQ(parse_access_key("secret write,read").value().scopes, 6u);
+  AccessKey hashed = parse_access_key("sha256:" + http::sha256_hex("secret") + " read").value();
+  EXPECT_EQ(hashed.digest, all.digest);
+  EXPECT_EQ(hashed.scopes, 2u);
+  for (const char* bad :
+       {"", "k\xc3\xa4y", "k read,", "k ,read", "k read write", "k reed", "sha256:abc", "sha256:"}) {
+    EXPECT_EQ(parse_access_key(bad).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+  EXPECT_NE(parse_access_key("k reed").status().message().find("'read'"), std::string::npos);
+}
+
+TEST(AccessKey, FilesHoldOneALine) {
+  testing::TemporaryFolder folder;
+  unsetenv("LLM_DIST_API_KEY");
+  EXPECT_TRUE(accepted_access_keys("").value().empty());
+  std::ofstream(folder.file("keys")) << "# all\none\n\n  two read \r\n";
+  EXPECT_EQ(accepted_access_keys(folder.file("keys")).value().at(1).scopes, 2u);
+  std::ofstream(folder.file("keys")) << "one\ntwo reed\n";
+  Status status = accepted_access_keys(folder.file("keys")).status();
+  EXPECT_NE(status.message().find("line 2: 'reed' is no scope"), std::string::npos) << status.message();
+  EXPECT_EQ(accepted_access_keys(folder.file("none")).status().code(), StatusCode::kNotFound);
+  setenv("LLM_DIST_API_KEY", "secret", 1);
+  EXPECT_EQ(accepted_access_keys("").value().at(0).scopes, 7u);
+  unsetenv("LLM_DIST_API_KEY");
+}
+
+class CoordinatorAccess : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::ifstream file(LLM_DIST_SOURCE_DIR "/tests/cluster/routes.json");
+    table_ = json::parse(file);
+    std::ofstream(folder_.file("models.json")) << R"({"models":{"m":{"path":"/nowhere.gguf"}}})";
+    CoordinatorOptions options{.store_path = folder_.file("store"),
+                               .catalogue_file = folder_.file("models.json"),
+                               .program = "/bin/false",
+                               .version = "1"};
+    options.port = 0;
+    for (const auto& [scopes, list] : table_.at("keys").items()) {
+      options.api_keys.push_back(parse_access_key(key_of(scopes) + " " + scopes).value());
+    }
+    coordinator_ = std::move(Coordinator::start(options)).value();
+  }
+  static std::string key_of(const std::string& scopes) { return "key-of-" + scopes; }
+  http::Response send(const json& route, const char* key) {
+    std::string path = route.value("as", route.at("path").get<std::string>());
+    http::Headers headers;
+    if (key != nullptr) headers.add("Authorization", std::string("Bearer ") + key);
+    auto response =
+        http::request({.method = route.at("method"), .url = coordinator_->url() + path, .headers = headers},
+                      Deadline::after_seconds(30));
+    EXPECT_TRUE(response.ok()) << response.status().to_string();
+    return response.ok() ? *response : http::Response{.status = 0};
+  }
+  void walk(const json& route) {
+    SCOPED_TRACE(route.dump());
+    const json& needs = route.at("needs");
+    int answer = route.at("answer");
+    EXPECT_EQ(send(route, nullptr).status, needs.is_null() ? answer : 401);
+    EXPECT_EQ(send(route, "the-wrong-key").status, needs.is_null() ? answer : 401);
+    for (const auto& [scopes, list] : table_.at("keys").items()) {
+      bool has = needs.is_null() || std::find(list.begin(), list.end(), needs) != list.end();
+      EXPECT_EQ(send(route, key_of(scopes).c_str()).status, has ? answer : 403) << scopes;
+    }
+  }
+
+  testing::TemporaryFolder folder_;
+  json table_;
+  std::unique_ptr<Coordinator> coordinator_;
+};
+
+TEST_F(CoordinatorAccess, AnswersEachCredentialAsTheTableSays) {
+  Names listed;
+  for (const json& route : table_.at("routes")) {
+    walk(route);
+    listed.emplace(route.at("method").get<std::string>(), route.at("path").get<std::string>());
+  }
+  for (const json& route : table_.at("elsewhere")) walk(route);
+  auto served = coordinator_->routes();
+  EXPECT_EQ(listed, Names(served.begin(), served.end()));
+}
+
+TEST_F(CoordinatorAccess, OnlyWhoMayUploadMaySendMuch) {
+  std::string much((1 << 20) + 1, 'x');
+  auto status = [&](const char* path, const char* key) {
+    auto response = http::request({.method = "POST",
+                                   .url = coordinator_->url() + path,
+                                   .headers = {{"Authorization", std::string("Bearer ") + key}},
+                                   .body = much},
+                                  Deadline::after_seconds(30));
+    return response.ok() ? response->status : 0;
+  };
+  EXPECT_EQ(status("/v1/files", "key-of-write"), 400) << "it is no form, and was read";
+  EXPECT_EQ(status("/v1/files", "key-of-read"), 413);
+  EXPECT_EQ(status("/v1/jobs", "key-of-write"), 413);
+}
+
+}  // namespace
+}  // namespace llm_dist::cluster
