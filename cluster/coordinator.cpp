@@ -13,6 +13,7 @@
 #include "cluster/batch_runner.h"
 #include "cluster/file_contents.h"
 #include "cluster/local_launcher.h"
+#include "cluster/retention.h"
 #include "cluster/store/sqlite_store.h"
 #include "cluster/supervisor.h"
 #include "src/base/format.h"
@@ -28,6 +29,8 @@ constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody 
 constexpr size_t kMaxBodyBytes = 1 << 20;
 constexpr size_t kFormBytes = 64 << 10;                 // of an upload, besides its file
 constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
+constexpr auto kBetweenRemovals = std::chrono::minutes(1);
+constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
 constexpr auto kTick = std::chrono::milliseconds(250);
 
 }  // namespace
@@ -253,16 +256,25 @@ void Coordinator::Impl::supervise() {
 }
 
 void Coordinator::Impl::run_batches() {
-  BatchRunner runner(
-      {.store = *store_,
-       .commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); },
-       .contents = contents_,
-       .secrets = secrets_,
-       .wake = [this] { wake(); },
-       .options = {.concurrency = options_.batch_concurrency}});
+  auto commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); };
+  BatchRunner runner({.store = *store_,
+                      .commit = commit,
+                      .contents = contents_,
+                      .secrets = secrets_,
+                      .wake = [this] { wake(); },
+                      .options = {.concurrency = options_.batch_concurrency}});
+  Retention retention({.store = *store_,
+                       .commit = commit,
+                       .attempts_folder = attempts_folder(),
+                       .keep_us = options_.keep_days * kDayUs});
+  TimePoint next_removal{};
   do {
     Status status = runner.tick();
     if (!status.ok()) log_error("batches: {}", status.to_string());
+    if (Clock::now() < next_removal) continue;
+    Result<bool> more = retention.tick();
+    if (!more.ok()) log_error("retention: {}", more.status().to_string());
+    if (!more.ok() || !more.value()) next_removal = Clock::now() + kBetweenRemovals;
   } while (sleep(batches_woken_));
 }
 

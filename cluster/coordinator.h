@@ -20,6 +20,7 @@ struct CoordinatorOptions {
   int num_slots = 1;        // ranks at a time on this machine
   int orphan_seconds = 60;  // replicas end when no coordinator has come back by then
   int drain_seconds = 30;   // for the open requests of a replica that is to end
+  int keep_days = 30;       // what is left of a job that has ended; 0: for ever
 
   std::string host = "127.0.0.1";
   uint16_t port = 8080;

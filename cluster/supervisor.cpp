@@ -249,7 +249,8 @@ Status Supervisor::finish(const Job& job) {
 }
 
 Status Supervisor::expire_waiting() {
-  ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.overdue(parts_.now_us(), kActiveAtOnce));
+  ASSIGN_OR_RETURN(std::vector<Job> jobs,
+                   parts_.store.overdue(Overdue::kWaiting, parts_.now_us(), kActiveAtOnce));
   for (const Job& job : jobs) {
     RETURN_IF_ERROR(
         write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"}));

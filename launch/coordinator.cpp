@@ -70,6 +70,11 @@ RunCommand add_coordinator(CLI::App& program) {
                   "What the open requests of a replica get when it is to end")
       ->capture_default_str()
       ->check(CLI::Range(0, 3600));
+  app->add_option("--keep-days",
+                  flags->options.keep_days,
+                  "Records and logs of jobs stay so long after their end (0: for ever)")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 36500));
   app->add_option("--max-file-bytes", flags->options.max_file_bytes, "Size of an uploaded file")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));

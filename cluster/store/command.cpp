@@ -3,8 +3,9 @@
 namespace llm_dist::cluster {
 
 bool changes_a_job(const CommandBody& body) {
-  return !std::holds_alternative<AddFile>(body) && !std::holds_alternative<DeleteFile>(body) &&
-         !std::holds_alternative<RecordItem>(body) && !std::holds_alternative<CountDeaths>(body);
+  return std::holds_alternative<SubmitJob>(body) || std::holds_alternative<ChangeJob>(body) ||
+         std::holds_alternative<StartAttempt>(body) || std::holds_alternative<ChangeAttempt>(body) ||
+         std::holds_alternative<CloseBatch>(body);
 }
 
 }  // namespace llm_dist::cluster

@@ -68,6 +68,12 @@ struct ChangeAttempt {
   AttemptChange change{};
 };
 
+// A job that has ended, with all that belongs to it but files. Large batches go piece by piece: the outcome's
+// version is 0 once nothing is left. failed_precondition: it has not ended, or its batch is not closed.
+struct RemoveJob {
+  JobId job = 0;
+};
+
 using CommandBody = std::variant<SubmitJob,
                                  ChangeJob,
                                  StartAttempt,
@@ -76,7 +82,8 @@ using CommandBody = std::variant<SubmitJob,
                                  DeleteFile,
                                  RecordItem,
                                  CountDeaths,
-                                 CloseBatch>;
+                                 CloseBatch,
+                                 RemoveJob>;
 // Whether its outcome is about a job that others may wait for.
 bool changes_a_job(const CommandBody& body);
 

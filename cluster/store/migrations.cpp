@@ -284,7 +284,13 @@ WHEN EXISTS (SELECT 1 FROM batches WHERE job = OLD.job AND closed = 0) BEGIN
 END;
 )sql";
 
-constexpr const char* kMigrations[] = {kJobs, kTurns, kBatches};
+// Finding what ended long ago, and removing it.
+constexpr const char* kRetention = R"sql(
+CREATE INDEX jobs_by_end ON jobs (updated_us) WHERE state IN ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED');
+CREATE INDEX idempotency_by_job ON idempotency (job);
+)sql";
+
+constexpr const char* kMigrations[] = {kJobs, kTurns, kBatches, kRetention};
 
 }  // namespace
 

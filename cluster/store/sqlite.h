@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/base/status.h"
 
@@ -44,6 +45,17 @@ class Statement {
   int prepare_code_ = 0;
   int num_bound_ = 0;
 };
+
+// Every row that is left, each as `read(statement)` makes it.
+template <typename T, typename Read>
+Result<std::vector<T>> read_all(Statement& rows, const Read& read) {
+  std::vector<T> found;
+  while (true) {
+    ASSIGN_OR_RETURN(bool more, rows.step());
+    if (!more) return found;
+    found.push_back(read(rows));
+  }
+}
 
 // One connection. Not thread-safe.
 class Database {

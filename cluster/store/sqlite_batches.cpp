@@ -43,16 +43,6 @@ Batch read_batch(const Statement& row) {
           .closed_us = row.integer(11)};
 }
 
-template <typename T, typename Read>
-Result<std::vector<T>> read_all(Statement& rows, const Read& read) {
-  std::vector<T> found;
-  while (true) {
-    ASSIGN_OR_RETURN(bool more, rows.step());
-    if (!more) return found;
-    found.push_back(read(rows));
-  }
-}
-
 }  // namespace
 
 Result<StoredFile> query_file(Database& database, FileId id) {

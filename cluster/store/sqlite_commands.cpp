@@ -6,6 +6,8 @@
 namespace llm_dist::cluster {
 namespace {
 
+constexpr int64_t kItemsAtOnce = 1000;  // that one command removes: others wait for its transaction
+
 // The first word of a trigger's message says what kind of refusal it is.
 Status refusal(const Status& status) {
   if (status.code() != StatusCode::kFailedPrecondition) return status;
@@ -194,6 +196,23 @@ Outcome carry_out(Database& database, const Command& command, const CloseBatch& 
   }
   RETURN_IF_ERROR(close_batch(database, command, close));
   return Written{.id = close.job, .version = row.version + (close.to ? 1 : 0)};
+}
+
+Outcome carry_out(Database& database, const Command& command, const RemoveJob& remove) {
+  ASSIGN_OR_RETURN(JobRow row, find_job(database, remove.job));
+  // Rows that go have no epoch to carry: the deletions check for themselves.
+  const char* items =
+      "DELETE FROM batch_items WHERE rowid IN (SELECT rowid FROM batch_items WHERE job = ? LIMIT ?) "
+      "AND (SELECT epoch FROM writer) = ?";
+  RETURN_IF_ERROR(database.prepare(items).bind(remove.job).bind(kItemsAtOnce).bind(command.epoch).run());
+  if (database.num_changed() == kItemsAtOnce) return Written{.id = remove.job, .version = row.version};
+  RETURN_IF_ERROR(database.prepare("DELETE FROM jobs WHERE id = ? AND (SELECT epoch FROM writer) = ?")
+                      .bind(remove.job)
+                      .bind(command.epoch)
+                      .run());
+  if (database.num_changed() == 0) return aborted("another coordinator owns the store");
+  RETURN_IF_ERROR(database.prepare("DELETE FROM idempotency WHERE job = ?").bind(remove.job).run());
+  return Written{.id = remove.job};
 }
 
 }  // namespace

@@ -54,16 +54,6 @@ std::string one_state_query(const JobFilter& filter, bool by_state) {
   return sql + " ORDER BY id DESC LIMIT ?";
 }
 
-template <typename T, typename Read>
-Result<std::vector<T>> read_all(Statement& rows, const Read& read) {
-  std::vector<T> found;
-  while (true) {
-    ASSIGN_OR_RETURN(bool more, rows.step());
-    if (!more) return found;
-    found.push_back(read(rows));
-  }
-}
-
 void bind_filter(Statement& statement, const JobFilter& filter, const JobState* state) {
   if (filter.project) statement.bind(*filter.project);
   if (state != nullptr) statement.bind(to_string(*state));
@@ -150,13 +140,17 @@ Result<std::vector<Job>> query_waiting(Database& database, int limit) {
   return read_all<Job>(rows, read_job);
 }
 
-// Without statistics the planner would read every waiting job.
-Result<std::vector<Job>> query_overdue(Database& database, int64_t now_us, int limit) {
-  Statement rows =
-      database.prepare("SELECT " + kJobColumns +
-                       " FROM jobs INDEXED BY jobs_by_expiry WHERE expires_us > 0 AND expires_us <= ? "
-                       "AND state IN ('QUEUED', 'SUSPENDED') ORDER BY expires_us LIMIT ?");
-  rows.bind(now_us).bind(limit);
+// Without statistics the planner would read every job in these states.
+Result<std::vector<Job>> query_overdue(Database& database, Overdue what, int64_t at_us, int limit) {
+  const char* waiting =
+      " FROM jobs INDEXED BY jobs_by_expiry WHERE expires_us > 0 AND expires_us <= ? "
+      "AND state IN ('QUEUED', 'SUSPENDED') ORDER BY expires_us LIMIT ?";
+  const char* ended =
+      " FROM jobs INDEXED BY jobs_by_end WHERE updated_us < ? "
+      "AND state IN ('SUCCEEDED', 'FAILED', 'CANCELLED', 'EXPIRED') "
+      "AND NOT EXISTS (SELECT 1 FROM batches WHERE job = jobs.id AND closed = 0) ORDER BY updated_us LIMIT ?";
+  Statement rows = database.prepare("SELECT " + kJobColumns + (what == Overdue::kWaiting ? waiting : ended));
+  rows.bind(at_us).bind(limit);
   return read_all<Job>(rows, read_job);
 }
 

@@ -14,6 +14,6 @@ Result<std::vector<Event>> query_events(Database& database, JobId job, int64_t a
 Result<std::vector<Attempt>> query_attempts(Database& database, JobId job);
 Result<JobCounts> query_counts(Database& database);
 Result<std::vector<Job>> query_waiting(Database& database, int limit);
-Result<std::vector<Job>> query_overdue(Database& database, int64_t now_us, int limit);
+Result<std::vector<Job>> query_overdue(Database& database, Overdue what, int64_t at_us, int limit);
 
 }  // namespace llm_dist::cluster

@@ -60,8 +60,8 @@ class SqliteStore : public Store, private BatchStore {
   Result<std::vector<Job>> waiting(int limit) override {
     return read([&](Database& database) { return query_waiting(database, limit); });
   }
-  Result<std::vector<Job>> overdue(int64_t now_us, int limit) override {
-    return read([&](Database& database) { return query_overdue(database, now_us, limit); });
+  Result<std::vector<Job>> overdue(Overdue what, int64_t at_us, int limit) override {
+    return read([&](Database& database) { return query_overdue(database, what, at_us, limit); });
   }
   BatchStore& batches() override { return *this; }
 

@@ -29,6 +29,12 @@ struct JobFilter {
   int limit = 20;
 };
 
+// What is looked for by time.
+enum class Overdue : uint8_t {
+  kWaiting,  // QUEUED and SUSPENDED jobs that expired by then
+  kEnded,    // jobs, with their batch closed, that ended before; those that did first come first
+};
+
 struct JobCounts {
   std::array<int64_t, kNumJobStates> by_state{};
   int64_t of(JobState state) const { return by_state[static_cast<size_t>(state)]; }
@@ -59,8 +65,7 @@ class Store {
   // QUEUED jobs in the order in which they should start: by priority, where ten minutes of waiting count as
   // much as one step of priority, so that nobody waits for ever.
   virtual Result<std::vector<Job>> waiting(int limit) = 0;
-  // QUEUED and SUSPENDED jobs whose time is over.
-  virtual Result<std::vector<Job>> overdue(int64_t now_us, int limit) = 0;
+  virtual Result<std::vector<Job>> overdue(Overdue what, int64_t at_us, int limit) = 0;
   // The same store, asked for files and batches.
   virtual BatchStore& batches() = 0;
 };

@@ -224,6 +224,34 @@ TEST_P(BatchStoreTest, WhatEndedElsewhereIsClosedAfterwards) {
   EXPECT_EQ(batch(id).output_file, 0);
 }
 
+TEST_P(BatchStoreTest, AClosedBatchIsRemovedPieceByPiece) {
+  constexpr int64_t kItems = 1500;
+  JobId id = running(kItems);
+  std::vector<Pending> records;
+  for (int64_t number = 1; number <= kItems; ++number) {
+    records.push_back(
+        testing::pending(*store_, RecordItem{id, 1, number, std::to_string(number), true, "line"}));
+  }
+  ASSERT_TRUE(store_->apply(records).ok());
+  ASSERT_EQ(batch(id).completed, kItems);
+  ASSERT_TRUE(apply_one(*store_, to_state(id, kFailed)).ok());
+  EXPECT_EQ(apply_one(*store_, RemoveJob{id}).status().code(), StatusCode::kFailedPrecondition)
+      << "its files are still to be written";
+  EXPECT_TRUE(store_->overdue(Overdue::kEnded, INT64_MAX, 10).value().empty());
+  ASSERT_TRUE(
+      apply_one(*store_,
+                CloseBatch{.job = id, .output = AddFile{"p", FilePurpose::kBatchOutput, "o", 5, "out"}})
+          .ok());
+  EXPECT_EQ(store_->overdue(Overdue::kEnded, INT64_MAX, 10).value().size(), 1u);
+  EXPECT_NE(apply_one(*store_, RemoveJob{id}).value().version, 0);
+  EXPECT_TRUE(store_->job(id).ok());
+  EXPECT_EQ(batches().item_marks(id).value().size(), 500u);
+  EXPECT_EQ(apply_one(*store_, RemoveJob{id}).value().version, 0);
+  EXPECT_EQ(batches().batch(id).status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(batches().item_marks(id).value().empty());
+  EXPECT_EQ(batches().files({}).value().size(), 2u) << "files stay";
+}
+
 INSTANTIATE_TEST_SUITE_P(Stores,
                          BatchStoreTest,
                          ::testing::Values(Implementation{

@@ -73,8 +73,8 @@ class ForwardingStore : public Store {
   Result<std::vector<Attempt>> attempts(JobId job) override { return store_->attempts(job); }
   Result<JobCounts> counts() override { return store_->counts(); }
   Result<std::vector<Job>> waiting(int limit) override { return store_->waiting(limit); }
-  Result<std::vector<Job>> overdue(int64_t now_us, int limit) override {
-    return store_->overdue(now_us, limit);
+  Result<std::vector<Job>> overdue(Overdue what, int64_t at_us, int limit) override {
+    return store_->overdue(what, at_us, limit);
   }
   BatchStore& batches() override { return store_->batches(); }
 

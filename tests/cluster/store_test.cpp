@@ -281,11 +281,58 @@ TEST_P(StoreTest, OverdueIsWhatWaitsAndHasExpired) {
     submit(job);
   }
   std::vector<JobId> found;
-  for (const std::vector<Job> jobs = store_->overdue(20, 10).value(); const Job& job : jobs)
+  for (const std::vector<Job> jobs = store_->overdue(Overdue::kWaiting, 20, 10).value();
+       const Job& job : jobs)
     found.push_back(job.id);
   EXPECT_EQ(found, (std::vector<JobId>{2, 3}));
   ASSERT_TRUE(apply_one(*store_, ChangeJob{.job = 2, .to = kExpired}).ok());
-  EXPECT_EQ(store_->overdue(20, 10).value().size(), 1u);
+  EXPECT_EQ(store_->overdue(Overdue::kWaiting, 20, 10).value().size(), 1u);
+}
+
+TEST_P(StoreTest, WhatEndedIsFoundByItsEnd) {
+  auto end_at = [&](int64_t at_us) {
+    JobId id = submit();
+    std::vector<Pending> batch = {
+        testing::pending(*store_, ChangeJob{.job = id, .to = kCancelled}, -1, at_us)};
+    ASSERT_TRUE(store_->apply(batch).ok());
+    ASSERT_TRUE(batch[0].outcome.ok());
+  };
+  for (int64_t at_us : {30, 10, 20}) end_at(at_us);
+  submit();  // it waits
+  std::vector<JobId> found;
+  for (const std::vector<Job> jobs = store_->overdue(Overdue::kEnded, 30, 10).value(); const Job& job : jobs)
+    found.push_back(job.id);
+  EXPECT_EQ(found, (std::vector<JobId>{2, 3}));
+  EXPECT_EQ(store_->overdue(Overdue::kEnded, 30, 1).value().size(), 1u);
+}
+
+TEST_P(StoreTest, OnlyWhatHasEndedIsRemoved) {
+  for (JobState state : all_states()) {
+    JobId id = job_in(state);
+    Outcome outcome = apply_one(*store_, RemoveJob{id});
+    EXPECT_EQ(outcome.ok(), is_terminal(state)) << to_string(state);
+    EXPECT_EQ(store_->job(id).ok(), !is_terminal(state)) << to_string(state);
+    if (!outcome.ok()) {
+      EXPECT_EQ(outcome.status().code(), StatusCode::kFailedPrecondition);
+      continue;
+    }
+    EXPECT_EQ(outcome.value().version, 0);
+    EXPECT_TRUE(store_->events(id, 0, 10).value().empty());
+    EXPECT_TRUE(store_->attempts(id).value().empty());
+  }
+}
+
+TEST_P(StoreTest, ARemovedJobLeavesItsKeyAndNotItsId) {
+  JobId id = submit(a_job("k", "h1"));
+  ASSERT_TRUE(apply_one(*store_, ChangeJob{.job = id, .to = kCancelled}).ok());
+  int64_t old_epoch = store_->epoch();
+  reopen();
+  EXPECT_EQ(apply_one(*store_, RemoveJob{id}, old_epoch).status().code(), StatusCode::kAborted);
+  ASSERT_TRUE(apply_one(*store_, RemoveJob{id}).ok());
+  EXPECT_EQ(apply_one(*store_, RemoveJob{id}).status().code(), StatusCode::kNotFound);
+  Written again = apply_one(*store_, a_job("k", "h2")).value();
+  EXPECT_FALSE(again.replayed);
+  EXPECT_GT(again.id, id);
 }
 
 TEST_P(StoreTest, ReadersAndAWriterTogether) {
