@@ -152,6 +152,17 @@ TEST_F(FilesApiTest, BadUploadsNameTheField) {
   EXPECT_EQ(num_contents(), 2);
 }
 
+TEST_F(FilesApiTest, AnUploadThatCannotBeWrittenLeavesNothing) {
+  {
+    testing::FullDisk full(50'000);
+    Reply refused = upload(std::string(80'000, 'x'));
+    EXPECT_EQ(refused.status, 503) << refused.text;
+    EXPECT_NE(refused.headers.find("Retry-After"), nullptr);
+  }
+  EXPECT_EQ(num_contents(), 0);
+  EXPECT_EQ(upload(std::string(80'000, 'x')).body["id"], "file-1");
+}
+
 TEST_F(FilesApiTest, ListsFilterAndPage) {
   for (int i = 0; i < 4; ++i) ASSERT_EQ(upload("x").status, 200);
   Reply page = send("GET", "/v1/files?limit=3");
