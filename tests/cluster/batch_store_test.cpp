@@ -151,7 +151,7 @@ TEST_P(BatchStoreTest, AnOlderCoordinatorIsFenced) {
   int64_t old_epoch = store_->epoch();
   reopen();
   EXPECT_EQ(record(id, 1, 1, true, old_epoch), StatusCode::kAborted);
-  for (CommandBody body : std::vector<CommandBody>{
+  for (const CommandBody& body : std::vector<CommandBody>{
            AddFile{"p", FilePurpose::kBatch, "f", 1, "c"},
            DeleteFile{file},
            CountDeaths{id, 1, 2, {{1, "id-1", "q"}}},
