@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "src/base/format.h"
+#include "src/base/json_text.h"
 #include "src/base/nearest.h"
 
 namespace llm_dist::cluster {
@@ -12,7 +13,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 64;
 constexpr size_t kMaxCustomIdBytes = 512;
 constexpr size_t kChunkBytes = 64 << 10;
 
@@ -38,25 +38,6 @@ bool is_unset(const json& object, const char* name) {
 }
 
 }  // namespace
-
-bool is_too_deep(std::string_view text) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      in_string = c != '"';
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) return true;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
 
 Result<BatchInput> BatchInput::open(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -118,7 +99,7 @@ Result<std::string> BatchInput::read(const ItemPlace& place) {
 }
 
 Result<BatchRequest> parse_batch_line(const std::string& line, const std::string& endpoint) {
-  if (is_too_deep(line)) return invalid_argument(format("nested deeper than {} levels", kMaxDepth));
+  if (json_is_too_deep(line)) return invalid_argument(format("nested deeper than {} levels", kMaxJsonDepth));
   json request = json::parse(line, nullptr, false);
   if (!request.is_object()) return invalid_argument("not a JSON object");
   RETURN_IF_ERROR(check_fields(request));

@@ -14,9 +14,6 @@ namespace llm_dist::cluster {
 inline constexpr size_t kMaxLineBytes = 1 << 20;
 inline constexpr int64_t kMaxItems = 50'000;
 
-// Whether a JSON text is nested deeper than any request needs: what prints it calls itself for each level.
-bool is_too_deep(std::string_view text);
-
 // Where an item's line stands.
 struct ItemPlace {
   int64_t number = 0;  // its line, from 1

@@ -11,6 +11,7 @@
 #include "cluster/batch_input.h"
 #include "cluster/job_spec.h"
 #include "src/base/format.h"
+#include "src/base/json_text.h"
 #include "src/base/nearest.h"
 #include "src/http/digest.h"
 
@@ -140,7 +141,7 @@ void BatchesApi::add_routes(http::Router& router) {
 }
 
 Result<SubmitJob> BatchesApi::read_request(const http::Request& request, std::string& param) const {
-  json body = is_too_deep(request.body) ? json() : json::parse(request.body, nullptr, false);
+  json body = json_is_too_deep(request.body) ? json() : json::parse(request.body, nullptr, false);
   if (!body.is_object()) return invalid_argument("the body must be a JSON object");
   ASSIGN_OR_RETURN(std::string key, idempotency_key(request));
   ASSIGN_OR_RETURN(BatchForm form, read_form(body, param));

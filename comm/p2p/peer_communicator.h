@@ -3,8 +3,6 @@
 // ranks.
 #pragma once
 
-#include <atomic>
-
 #include "comm/first_error.h"
 #include "comm/norm_reducer.h"
 #include "comm/p2p/peer_memory.h"

@@ -353,22 +353,15 @@ cudaError_t StreamedLinear::launch_as(const Call& call) const {
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(call.parts);
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ceil_div(shape.n, kStripRows) * call.parts));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = call.stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(
-      &config, kernel, w, x, args, static_cast<const T*>(call.operands.bias), call.operands.y);
+  const OverlappedLaunch launch{
+      .grid = dim3(static_cast<unsigned>(ceil_div(shape.n, kStripRows) * call.parts)),
+      .threads = kThreads,
+      .stream = call.stream,
+      .shared_bytes = kBytes,
+      .cluster_blocks = call.parts,
+  };
+  return launch_overlapped(
+      kernel, launch, w, x, args, static_cast<const T*>(call.operands.bias), call.operands.y);
 }
 
 template <typename T>

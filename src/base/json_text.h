@@ -10,4 +10,10 @@ namespace llm_dist {
 // become U+FFFD (RFC 8259, 7).
 std::string json_quoted(std::string_view text);
 
+// More than any request needs: what walks a value recursively would run out of stack.
+inline constexpr int kMaxJsonDepth = 64;
+
+// Whether arrays and objects are nested deeper than that. `text` need not be valid.
+bool json_is_too_deep(std::string_view text);
+
 }  // namespace llm_dist

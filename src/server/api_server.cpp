@@ -160,9 +160,8 @@ void ApiServer::Impl::accept(Endpoint endpoint, http::Request request, WriterPtr
     error = unavailable_error(
         format("{} requests wait already", options.max_unparsed_requests), "queue_full", kRetrySoonSeconds);
   }
+  record_refusal(job.tag(), *error, metrics);
   job.writer->send(error_response(*error));
-  log_refusal(job.tag(), *error);
-  metrics.count_refused(error->status);
 }
 
 void ApiServer::Impl::show_state(http::ResponseWriter& writer, bool alive_is_enough) {

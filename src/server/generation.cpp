@@ -246,15 +246,14 @@ void Generation::abandon(const char* why) {
 
 void Generation::fail(const ApiError& error) {
   if (done_) return;
+  record_refusal(tag(), error, *parts_.metrics);
+  cancel_rest("error");
   if (streaming_) {
     write(error_json(error));
     parts_.writer->end();
   } else {
     parts_.writer->send(error_response(error));
   }
-  log_refusal(tag(), error);
-  parts_.metrics->count_refused(error.status);
-  cancel_rest("error");
   release();
 }
 

@@ -81,9 +81,8 @@ void Pipeline::answer(Job& job) {
     error = ApiError{.status = 500, .message = "the request could not be handled", .code = "internal_error"};
   }
   if (!error) return;
+  record_refusal(job.tag(), *error, metrics_);
   job.writer->send(error_response(*error));
-  log_refusal(job.tag(), *error);
-  metrics_.count_refused(error->status);
 }
 
 ReplyHead Pipeline::reply_head(const GenerateSpec& spec, const std::string& request_id) {

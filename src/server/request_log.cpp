@@ -49,4 +49,9 @@ void log_refusal(const RequestTag& tag, const ApiError& error) {
               seconds_since(tag.arrival));
 }
 
+void record_refusal(const RequestTag& tag, const ApiError& error, Metrics& metrics) {
+  log_refusal(tag, error);
+  metrics.count_refused(error.status);
+}
+
 }  // namespace llm_dist::server

@@ -9,6 +9,7 @@
 #include "src/http/message.h"
 #include "src/server/api_error.h"
 #include "src/server/auth.h"
+#include "src/server/metrics.h"
 #include "src/server/request_schema.h"
 
 namespace llm_dist::server {
@@ -30,5 +31,7 @@ void log_answer(const RequestTag& tag, std::string_view figures);
 // At info for what the client did wrong, at warning for a failure. What a busy, loading or draining server
 // turns away is there at debug only: an overload must not fill the disk.
 void log_refusal(const RequestTag& tag, const ApiError& error);
+// log_refusal(), and counted. Before the client is answered: whoever has the answer finds it in /metrics.
+void record_refusal(const RequestTag& tag, const ApiError& error, Metrics& metrics);
 
 }  // namespace llm_dist::server

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/base/format.h"
+#include "src/base/json_text.h"
 
 namespace llm_dist::server {
 namespace {
@@ -18,7 +19,6 @@ constexpr size_t kMaxStops = 16;
 constexpr size_t kMaxStopBytes = 1024;
 constexpr size_t kMaxBadWords = 1024;
 constexpr double kMaxBias = 100;
-constexpr int kMaxDepth = 64;
 
 #define RETURN_IF_REFUSED(expr)                        \
   do {                                                 \
@@ -29,28 +29,9 @@ ApiError refuse(std::string param, std::string message) {
   return {.status = 400, .message = std::move(message), .param = std::move(param)};
 }
 
-// Nesting deeper than any request needs: what walks the value recursively would run out of stack.
-bool too_deep(std::string_view text) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) return true;
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return false;
-}
-
 MaybeError parse_object(std::string_view text, Json& body) {
-  if (too_deep(text)) return refuse("", format("the body is nested deeper than {} levels", kMaxDepth));
+  if (json_is_too_deep(text))
+    return refuse("", format("the body is nested deeper than {} levels", kMaxJsonDepth));
   try {
     body = Json::parse(text);
   } catch (const Json::exception& error) {

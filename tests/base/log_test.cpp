@@ -93,5 +93,21 @@ TEST(JsonText, AnyBytesMakeValidJson) {
     EXPECT_EQ(Json::parse(json_quoted(text)).get<std::string>(), text);
 }
 
+TEST(JsonText, TellsWhatIsNestedTooDeep) {
+  auto nested = [](int levels) { return std::string(levels, '[') + "1" + std::string(levels, ']'); };
+  EXPECT_FALSE(json_is_too_deep(nested(kMaxJsonDepth)));
+  EXPECT_TRUE(json_is_too_deep(nested(kMaxJsonDepth + 1)));
+  std::string alternating;
+  for (int i = 0; i <= kMaxJsonDepth / 2; ++i) alternating += R"({"a":[)";
+  EXPECT_TRUE(json_is_too_deep(alternating));
+  // What stands in strings does not count, nor what has been closed.
+  EXPECT_FALSE(json_is_too_deep(R"({"a": "\"[ )" + std::string(100, '{') + "\"}"));
+  std::string wide = "[";
+  for (int i = 0; i < 100; ++i) wide += "[],";
+  EXPECT_FALSE(json_is_too_deep(wide + "1]"));
+  // A string that ends in an escaped backslash has ended.
+  EXPECT_TRUE(json_is_too_deep(R"(["\\")" + nested(kMaxJsonDepth)));
+}
+
 }  // namespace
 }  // namespace llm_dist

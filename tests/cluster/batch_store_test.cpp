@@ -1,7 +1,6 @@
 // What every store promises of files and batches, whichever database stands below it.
 #include <gtest/gtest.h>
 
-#include "cluster/store/sqlite_store.h"
 #include "tests/cluster/store_fixture.h"
 
 namespace llm_dist::cluster {
@@ -11,21 +10,8 @@ using testing::apply_one;
 using testing::to_state;
 using enum JobState;
 
-struct Implementation {
-  const char* name;
-  // The same place again: the same store.
-  Result<std::unique_ptr<Store>> (*open)(const std::string& place);
-};
-
-class BatchStoreTest : public ::testing::TestWithParam<Implementation> {
+class BatchStoreTest : public testing::EveryStore {
  protected:
-  void SetUp() override { reopen(); }
-  void reopen() {
-    store_.reset();
-    auto opened = GetParam().open(folder_.file("store"));
-    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
-    store_ = std::move(opened).value();
-  }
   BatchStore& batches() { return store_->batches(); }
   FileId add_file(const std::string& content, FilePurpose purpose = FilePurpose::kBatch) {
     return apply_one(*store_, AddFile{"p", purpose, "in.jsonl", 10, content}).value().id;
@@ -63,8 +49,6 @@ class BatchStoreTest : public ::testing::TestWithParam<Implementation> {
   }
   Batch batch(JobId id) { return batches().batch(id).value(); }
 
-  testing::TemporaryFolder folder_;
-  std::unique_ptr<Store> store_;
   int num_files_ = 0;
 };
 
@@ -254,10 +238,8 @@ TEST_P(BatchStoreTest, AClosedBatchIsRemovedPieceByPiece) {
 
 INSTANTIATE_TEST_SUITE_P(Stores,
                          BatchStoreTest,
-                         ::testing::Values(Implementation{
-                             "sqlite",
-                             [](const std::string& place) { return open_sqlite_store({.path = place}); }}),
-                         [](const auto& implementation) { return std::string(implementation.param.name); });
+                         ::testing::ValuesIn(testing::every_store()),
+                         testing::name_of_store);
 
 }  // namespace
 }  // namespace llm_dist::cluster

@@ -2,7 +2,24 @@
 
 #include <vector>
 
+#include "cluster/store/sqlite_store.h"
+
 namespace llm_dist::cluster::testing {
+
+void EveryStore::reopen() {
+  store_.reset();
+  auto opened = GetParam().open(folder_.file("store"));
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  store_ = std::move(opened).value();
+}
+
+std::vector<Implementation> every_store() {
+  return {{"sqlite", [](const std::string& place) { return open_sqlite_store({.path = place}); }}};
+}
+
+std::string name_of_store(const ::testing::TestParamInfo<Implementation>& instance) {
+  return instance.param.name;
+}
 
 SubmitJob a_job(std::string key, std::string hash) {
   return {.project = "p",

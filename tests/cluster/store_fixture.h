@@ -82,6 +82,25 @@ class ForwardingStore : public Store {
   std::unique_ptr<Store> store_;
 };
 
+// A kind of store, which must keep what every store promises.
+struct Implementation {
+  const char* name;
+  // The same place again: the same store.
+  Result<std::unique_ptr<Store>> (*open)(const std::string& place);
+};
+
+// An empty store of each implementation: instantiate with ValuesIn(every_store()) and name_of_store.
+class EveryStore : public ::testing::TestWithParam<Implementation> {
+ protected:
+  void SetUp() override { reopen(); }
+  void reopen();
+
+  TemporaryFolder folder_;
+  std::unique_ptr<Store> store_;
+};
+std::vector<Implementation> every_store();
+std::string name_of_store(const ::testing::TestParamInfo<Implementation>& instance);
+
 SubmitJob a_job(std::string key = "", std::string hash = "h");
 
 // With the store's own epoch unless another is given.

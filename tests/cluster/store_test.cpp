@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "cluster/store/location.h"
-#include "cluster/store/sqlite_store.h"
 #include "tests/cluster/store_fixture.h"
 
 namespace llm_dist::cluster {
@@ -16,21 +15,8 @@ using testing::apply_one;
 using testing::to_state;
 using enum JobState;
 
-struct Implementation {
-  const char* name;
-  // The same place again: the same store.
-  Result<std::unique_ptr<Store>> (*open)(const std::string& place);
-};
-
-class StoreTest : public ::testing::TestWithParam<Implementation> {
+class StoreTest : public testing::EveryStore {
  protected:
-  void SetUp() override { reopen(); }
-  void reopen() {
-    store_.reset();
-    auto opened = GetParam().open(folder_.file("store"));
-    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
-    store_ = std::move(opened).value();
-  }
   JobId submit(SubmitJob job = a_job()) { return apply_one(*store_, std::move(job)).value().id; }
   Job job(JobId id) { return store_->job(id).value(); }
   // One way to each state from QUEUED.
@@ -72,9 +58,6 @@ class StoreTest : public ::testing::TestWithParam<Implementation> {
     for (int i = 0; i < kNumJobStates; ++i) states.push_back(static_cast<JobState>(i));
     return states;
   }
-
-  testing::TemporaryFolder folder_;
-  std::unique_ptr<Store> store_;
 };
 
 TEST_P(StoreTest, SubmittedJobIsThereAfterReopening) {
@@ -349,10 +332,8 @@ TEST_P(StoreTest, ReadersAndAWriterTogether) {
 
 INSTANTIATE_TEST_SUITE_P(Stores,
                          StoreTest,
-                         ::testing::Values(Implementation{
-                             "sqlite",
-                             [](const std::string& place) { return open_sqlite_store({.path = place}); }}),
-                         [](const auto& implementation) { return std::string(implementation.param.name); });
+                         ::testing::ValuesIn(testing::every_store()),
+                         testing::name_of_store);
 
 TEST(JobName, OneSpelling) {
   EXPECT_EQ(parse_job_name("job-17").value(), 17);

@@ -1,7 +1,10 @@
 // What whoever runs the server relies on: request ids, and a log that names requests and never quotes them.
+#include <stdio.h>
+
 #include <map>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "src/base/log_format.h"
 #include "tests/server/server_fixture.h"
@@ -114,6 +117,22 @@ TEST_F(ApiLog, NamesEachRequestAndHowItWent) {
             0u);
   EXPECT_EQ(of["split"].at("message").get<std::string>().rfind("POST /tokenize 200: 3 tokens, ", 0), 0u);
   EXPECT_EQ(of["busy"].at("level"), "debug");  // or an overload fills the disk
+}
+
+TEST_F(ApiLog, WhoeverIsRefusedFindsItCounted) {
+  start({});
+  Json bad = completion("x");
+  bad["max_tokens"] = -1;
+  flockfile(stderr);  // who logs the refusal stands still
+  std::string metrics;
+  std::thread client([&] {
+    EXPECT_EQ(post(kTextPath, bad.dump()).status, 400);
+    metrics = get("/metrics").body;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  funlockfile(stderr);
+  client.join();
+  EXPECT_NE(metrics.find("llm_dist_requests_refused_total{status=\"400\"} 1"), std::string::npos) << metrics;
 }
 
 TEST_F(ApiLog, NeverHoldsPromptsAnswersOrKeys) {

@@ -1,5 +1,5 @@
-// Kernels that start while the one in front of them ends (overlapped_launch.h). What
-// no step writes, weights above all, may be read before wait_for_previous().
+// Kernels that start while the one in front of them ends (overlapped_launch.h). What no step writes, weights
+// above all, may be read before wait_for_previous().
 #pragma once
 
 namespace llm_dist::kernels {

@@ -40,169 +40,46 @@ __device__ inline void products_done(float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-__device__ inline void multiply_tiles(__nv_bfloat16, float (&d)[4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3"
-      "}, %4, %5, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__half, float (&d)[4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-      "%0, %1, %2, %3"
-      "}, %4, %5, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__nv_bfloat16, float (&d)[8], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__half, float (&d)[8], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7"
-      "}, %8, %9, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__nv_bfloat16, float (&d)[16], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]),
-        "+f"(d[1]),
-        "+f"(d[2]),
-        "+f"(d[3]),
-        "+f"(d[4]),
-        "+f"(d[5]),
-        "+f"(d[6]),
-        "+f"(d[7]),
-        "+f"(d[8]),
-        "+f"(d[9]),
-        "+f"(d[10]),
-        "+f"(d[11]),
-        "+f"(d[12]),
-        "+f"(d[13]),
-        "+f"(d[14]),
-        "+f"(d[15])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__half, float (&d)[16], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15"
-      "}, %16, %17, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]),
-        "+f"(d[1]),
-        "+f"(d[2]),
-        "+f"(d[3]),
-        "+f"(d[4]),
-        "+f"(d[5]),
-        "+f"(d[6]),
-        "+f"(d[7]),
-        "+f"(d[8]),
-        "+f"(d[9]),
-        "+f"(d[10]),
-        "+f"(d[11]),
-        "+f"(d[12]),
-        "+f"(d[13]),
-        "+f"(d[14]),
-        "+f"(d[15])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__nv_bfloat16, float (&d)[32], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]),
-        "+f"(d[1]),
-        "+f"(d[2]),
-        "+f"(d[3]),
-        "+f"(d[4]),
-        "+f"(d[5]),
-        "+f"(d[6]),
-        "+f"(d[7]),
-        "+f"(d[8]),
-        "+f"(d[9]),
-        "+f"(d[10]),
-        "+f"(d[11]),
-        "+f"(d[12]),
-        "+f"(d[13]),
-        "+f"(d[14]),
-        "+f"(d[15]),
-        "+f"(d[16]),
-        "+f"(d[17]),
-        "+f"(d[18]),
-        "+f"(d[19]),
-        "+f"(d[20]),
-        "+f"(d[21]),
-        "+f"(d[22]),
-        "+f"(d[23]),
-        "+f"(d[24]),
-        "+f"(d[25]),
-        "+f"(d[26]),
-        "+f"(d[27]),
-        "+f"(d[28]),
-        "+f"(d[29]),
-        "+f"(d[30]),
-        "+f"(d[31])
-      : "l"(a), "l"(b));
-}
-__device__ inline void multiply_tiles(__half, float (&d)[32], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, "
-      "%24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, 1, 1, 1, 0, 0;\n"
-      : "+f"(d[0]),
-        "+f"(d[1]),
-        "+f"(d[2]),
-        "+f"(d[3]),
-        "+f"(d[4]),
-        "+f"(d[5]),
-        "+f"(d[6]),
-        "+f"(d[7]),
-        "+f"(d[8]),
-        "+f"(d[9]),
-        "+f"(d[10]),
-        "+f"(d[11]),
-        "+f"(d[12]),
-        "+f"(d[13]),
-        "+f"(d[14]),
-        "+f"(d[15]),
-        "+f"(d[16]),
-        "+f"(d[17]),
-        "+f"(d[18]),
-        "+f"(d[19]),
-        "+f"(d[20]),
-        "+f"(d[21]),
-        "+f"(d[22]),
-        "+f"(d[23]),
-        "+f"(d[24]),
-        "+f"(d[25]),
-        "+f"(d[26]),
-        "+f"(d[27]),
-        "+f"(d[28]),
-        "+f"(d[29]),
-        "+f"(d[30]),
-        "+f"(d[31])
-      : "l"(a), "l"(b));
-}
+// multiply_tiles(T, d, a, b): D [64 × N] += A · Bᵀ with T's elements, N / 2 sums d to a thread; a and b are
+// swizzled_tile()s. The instruction names each of its registers, hence a function for every N.
+#define LLM_DIST_SUMS_4 "%0, %1, %2, %3"
+#define LLM_DIST_SUMS_8 LLM_DIST_SUMS_4 ", %4, %5, %6, %7"
+#define LLM_DIST_SUMS_16 LLM_DIST_SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define LLM_DIST_SUMS_32   \
+  LLM_DIST_SUMS_16         \
+  ", %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LLM_DIST_D_4(i) "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define LLM_DIST_D_8(i) LLM_DIST_D_4(i), LLM_DIST_D_4((i) + 4)
+#define LLM_DIST_D_16(i) LLM_DIST_D_8(i), LLM_DIST_D_8((i) + 8)
+#define LLM_DIST_D_32(i) LLM_DIST_D_16(i), LLM_DIST_D_16((i) + 16)
+
+// a_at and b_at: the places of the operands behind the sums.
+#define LLM_DIST_MULTIPLY_TILES(T, elements, n, num_sums, a_at, b_at)                      \
+  __device__ inline void multiply_tiles(T, float(&d)[num_sums], uint64_t a, uint64_t b) {  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements \
+                 " {" LLM_DIST_SUMS_##num_sums "}, " a_at ", " b_at ", 1, 1, 1, 0, 0;\n"   \
+                 : LLM_DIST_D_##num_sums(0)                                                \
+                 : "l"(a), "l"(b));                                                        \
+  }
+#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)             \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")     \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")    \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33")
+
+LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
+LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
+
+#undef LLM_DIST_MULTIPLY_ALL_TILES
+#undef LLM_DIST_MULTIPLY_TILES
+#undef LLM_DIST_D_32
+#undef LLM_DIST_D_16
+#undef LLM_DIST_D_8
+#undef LLM_DIST_D_4
+#undef LLM_DIST_SUMS_32
+#undef LLM_DIST_SUMS_16
+#undef LLM_DIST_SUMS_8
+#undef LLM_DIST_SUMS_4
 
 }  // namespace llm_dist::kernels

@@ -1,0 +1,275 @@
+// All-reduces whose sums go into the residual stream and the norm in one kernel, beside the calls apart.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "comm/norm_reducer.h"
+#include "tests/comm/p2p_fixture.h"
+
+namespace llm_dist::comm {
+namespace {
+
+constexpr int64_t kNormElements = 128 * 8192;
+
+struct NormShape {
+  int64_t rows = 0;
+  int64_t hidden = 0;
+  int64_t elements() const { return rows * hidden; }
+};
+
+// Rounding shows in its sums.
+template <typename T>
+T scattered_value(uint64_t seed, int64_t index) {
+  uint64_t mixed = (static_cast<uint64_t>(index) + (seed << 32)) * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9u;
+  return from_float<T>(static_cast<float>(mixed >> 40) * 0x1p-22f - 2.0f);
+}
+
+// One rank's x and residual stream, once for each of the two ways.
+template <typename T>
+class NormTwin {
+ public:
+  NormTwin(Site& site, GroupUnderTest& group)
+      : group_(group),
+        reducer_(dynamic_cast<NormReducer&>(*group.comm)),
+        state_(cuda_module().value()->ops->make_state(site.backend(), {.max_tokens = 128}).value()),
+        terms_(site, kNormElements),
+        weight_(site, 8192) {
+    for (int i = 0; i < 2; ++i) {
+      x_.emplace_back(site, kNormElements);
+      residual_.emplace_back(site, kNormElements);
+    }
+    for (int64_t i = 0; i < kNormElements; ++i)
+      terms_[i] = scattered_value<T>(static_cast<uint64_t>(group.rank()) + 1, i);
+    for (int64_t i = 0; i < weight_.size(); ++i) weight_[i] = scattered_value<T>(77, i);
+    terms_.upload(*group.stream);
+    weight_.upload(*group.stream);
+  }
+
+  NormReducer& reducer() { return reducer_; }
+
+  void restart() {
+    for (SiteTensor<T>& residual : residual_) {
+      for (int64_t i = 0; i < kNormElements; ++i) residual[i] = scattered_value<T>(99, i);
+      residual.upload(*group_.stream);
+    }
+    for (SiteTensor<T>& x : x_) x.upload(*group_.stream);
+  }
+  void take_terms(NormShape shape, int64_t from) {
+    for (SiteTensor<T>& x : x_)
+      group_.stream->copy(x.view(0, shape.elements()), terms_.view(from, shape.elements()));
+  }
+  void fused(NormShape shape) {
+    reducer_.all_reduce_add_rms_norm({.x = rows(x_[0], shape),
+                                      .residual = rows(residual_[0], shape),
+                                      .weight = weight_.view(0, shape.hidden),
+                                      .epsilon = 1e-5f,
+                                      .out = rows(x_[0], shape)},
+                                     *group_.stream);
+  }
+  void apart(NormShape shape) {
+    group_.comm->all_reduce(rows(x_[1], shape), ReduceOp::kSum, *group_.stream);
+    cuda_module().value()->ops->add_rms_norm(*state_,
+                                             *group_.stream,
+                                             {.x = rows(x_[1], shape),
+                                              .residual = rows(residual_[1], shape),
+                                              .weight = weight_.view(0, shape.hidden),
+                                              .epsilon = 1e-5f,
+                                              .out = rows(x_[1], shape)});
+  }
+  // All of both, what lies behind the rows included.
+  void expect_alike() {
+    for (int i = 0; i < 2; ++i) {
+      x_[static_cast<size_t>(i)].download(*group_.stream);
+      residual_[static_cast<size_t>(i)].download(*group_.stream);
+    }
+    ASSERT_TRUE(group_.synchronize().ok()) << group_.stream->error().to_string();
+    EXPECT_EQ(first_difference(x_[0], [&](int64_t i) { return as_double(x_[1][i]); }), -1);
+    EXPECT_EQ(first_difference(residual_[0], [&](int64_t i) { return as_double(residual_[1][i]); }), -1);
+  }
+
+ private:
+  Tensor rows(const SiteTensor<T>& tensor, NormShape shape) const {
+    return tensor.view(0, shape.elements()).reshaped({shape.rows, shape.hidden});
+  }
+
+  GroupUnderTest& group_;
+  NormReducer& reducer_;
+  std::unique_ptr<kernels::OpState> state_;
+  SiteTensor<T> terms_;
+  SiteTensor<T> weight_;
+  std::vector<SiteTensor<T>> x_;  // [0] fused, [1] apart
+  std::vector<SiteTensor<T>> residual_;
+};
+
+// Calls of many shapes: with terms of this rank, or with what the call before has left in x.
+struct NormCall {
+  NormShape shape;
+  int64_t from = -1;  // in the terms
+};
+
+std::vector<NormCall> norm_calls(int count, unsigned seed) {
+  constexpr int64_t kHidden[] = {576, 4096, 8192, 8};
+  std::mt19937 generator(seed);
+  auto below = [&](int64_t end) { return std::uniform_int_distribution<int64_t>(0, end - 1)(generator); };
+  std::vector<NormCall> calls;
+  for (int i = 0; i < count; ++i) {
+    NormCall call;
+    call.shape.rows = 1 + below(below(3) == 0 ? 128 : 4);
+    call.shape.hidden = kHidden[below(4)];
+    if (below(3) != 0) call.from = 8 * below((kNormElements - call.shape.elements()) / 8 + 1);
+    calls.push_back(call);
+  }
+  return calls;
+}
+
+class P2pNorm : public testing::TestWithParam<int> {
+ protected:
+  void run(const RankBody& body) const {
+    run_with(GetParam(), PeerLimits{.packets_bytes = kEverything, .norm_bytes = kEverything}, body);
+  }
+};
+
+template <typename T, typename Body>
+void with_twin(World& world, Site& site, Body&& body) {
+  GroupUnderTest group = make_group(world, site, std::string(to_string(DTypeOf<T>::kValue)));
+  NormTwin<T> twin(site, group);
+  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+  body(twin, group);
+}
+
+TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
+  run([](World& world, Site& site) {
+    auto check = [&](auto type) {
+      using T = decltype(type);
+      with_twin<T>(world, site, [](NormTwin<T>& twin, GroupUnderTest&) {
+        for (int64_t hidden : {8, 576, 4096, 4104, 8192}) {
+          for (int64_t rows : {1, 2, 3, 7, 16, 65, 128}) {
+            const NormShape shape{rows, hidden};
+            SCOPED_TRACE(std::to_string(rows) + " rows of " + std::to_string(hidden));
+            ASSERT_TRUE(twin.reducer().takes(rows, hidden, DTypeOf<T>::kValue));
+            twin.restart();
+            twin.take_terms(shape, 0);
+            twin.fused(shape);
+            twin.apart(shape);
+            twin.expect_alike();
+          }
+        }
+      });
+    };
+    check(BFloat16{});
+    check(Float16{});
+  });
+}
+
+// Some hundred calls that no host waits for, alone and between all-reduces.
+TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, [](NormTwin<BFloat16>& twin, GroupUnderTest&) {
+      for (unsigned seed = 1; seed <= 4; ++seed) {
+        const std::vector<NormCall> calls = norm_calls(300, seed);
+        twin.restart();
+        for (const NormCall& call : calls) {
+          if (call.from >= 0) twin.take_terms(call.shape, call.from);
+          if (seed % 2 == 0) twin.apart(call.shape);
+          twin.fused(call.shape);
+          if (seed % 2 == 1) twin.apart(call.shape);
+        }
+        twin.expect_alike();
+      }
+      // The same calls one way, then the other.
+      const std::vector<NormCall> calls = norm_calls(300, 5);
+      twin.restart();
+      for (const NormCall& call : calls) twin.fused(call.shape);
+      for (const NormCall& call : calls) twin.apart(call.shape);
+      twin.expect_alike();
+    });
+  });
+}
+
+TEST_P(P2pNorm, GraphsReplayManyTimes) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
+      constexpr int kRounds = 20;
+      constexpr int kReplays = 10;
+      const std::vector<NormCall> calls = norm_calls(65, 3);
+      auto issue = [&] {
+        for (const NormCall& call : calls) {
+          if (call.from >= 0) twin.take_terms(call.shape, call.from);
+          twin.fused(call.shape);
+          twin.apart(call.shape);
+        }
+      };
+      twin.restart();
+      issue();
+      ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+      site.backend().begin_capture(*group.stream);
+      issue();
+      auto graph = site.backend().end_capture(*group.stream);
+      ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+      std::mt19937 pauses(static_cast<unsigned>(group.rank()));
+      for (int round = 0; round < kRounds; ++round) {
+        twin.restart();
+        for (int replay = 0; replay < kReplays; ++replay) {
+          (*graph)->launch(*group.stream);
+          if (pauses() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
+        }
+        twin.expect_alike();
+      }
+    });
+  });
+}
+
+TEST_P(P2pNorm, AnAbortEndsWaitingKernels) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
+      twin.restart();
+      ASSERT_TRUE(group.synchronize().ok());
+      if (group.rank() != group.size() - 1) {
+        for (const NormCall& call : norm_calls(64, 9)) twin.fused(call.shape);
+        Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
+        EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
+        group.comm->abort(unavailable("a peer is gone"));
+        Status ended = group.stream->synchronize(Deadline::after_seconds(1));
+        EXPECT_TRUE(ended.ok()) << ended.to_string();
+        EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
+        twin.fused({1, 576});
+        EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        group.comm->abort(unavailable("this rank is gone"));
+      }
+      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+    });
+  });
+}
+
+TEST_P(P2pNorm, TakesWhatItsKernelAndItsLimitAreFor) {
+  const PeerLimits limits{.packets_bytes = 4096, .norm_bytes = 64 * 1152};
+  run_with(GetParam(), limits, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    auto& reducer = dynamic_cast<NormReducer&>(*group.comm);
+    EXPECT_TRUE(reducer.takes(64, 576, DType::kBF16));
+    EXPECT_TRUE(reducer.takes(64, 576, DType::kF16));
+    EXPECT_FALSE(reducer.takes(64, 576, DType::kF32));
+    EXPECT_FALSE(reducer.takes(65, 576, DType::kBF16));  // more bytes than the limit
+    EXPECT_TRUE(reducer.takes(128, 8, DType::kBF16));
+    EXPECT_FALSE(reducer.takes(129, 8, DType::kBF16));
+    EXPECT_FALSE(reducer.takes(1, 577, DType::kBF16));
+    EXPECT_TRUE(reducer.takes(1, 8192, DType::kBF16));
+    EXPECT_FALSE(reducer.takes(1, 8200, DType::kBF16));
+  });
+  run_with(GetParam(), PeerLimits{.packets_bytes = 4096}, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    EXPECT_FALSE(dynamic_cast<NormReducer&>(*group.comm).takes(1, 576, DType::kBF16));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, P2pNorm, testing::Values(2, 3, 4), [](const auto& instance) {
+  return "With" + std::to_string(instance.param);
+});
+
+}  // namespace
+}  // namespace llm_dist::comm

@@ -1,0 +1,28 @@
+// Ranks that share peer memory, for tests of what is built on it. A world of threads, one for each visible
+// GPU; or, under mpirun, of processes. The program exits with 77 where there are fewer than two GPUs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "comm/p2p_groups.h"
+#include "tests/comm/conformance_group.h"
+#include "tests/comm/gpu_ranks.h"
+
+namespace llm_dist::comm {
+
+// Bytes: all messages of these tests.
+inline constexpr int64_t kEverything = 8 << 20;
+
+inline constexpr SiteTraits kPeerTraits{.sums_in_rank_order = true,
+                                        .operations_end_themselves = false,
+                                        .streams_may_stall = false,
+                                        .abort_seconds = 3};
+
+// `body` on `size` ranks in threads of this process; skips the test where there are fewer GPUs, and in a
+// launcher's processes. `limits`: none for the defaults.
+void run_in_threads(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
+
+// The same in a launcher's processes where there are any; skips where those are not `size`.
+void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
+
+}  // namespace llm_dist::comm

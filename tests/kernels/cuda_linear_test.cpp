@@ -1,0 +1,141 @@
+// The linear layers on a GPU beside the CPU's: the library's kernels and our own, tuned and not.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/kernels/cuda_fixture.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+class CudaLinear : public CudaOpTest {
+ protected:
+  void check_linear(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+    Twin x = random_twin(dtype, {m, k});
+    Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
+    Twin bias = random_twin(dtype, {n});
+    DType out_type = wide ? DType::kF32 : dtype;
+    Twin out = output_twin(out_type, {m, n});
+    run_both(&OpTable::linear, [&](auto pick) {
+      Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
+      weight.parts[0] =
+          Tensor::contiguous(pick(w).data, DType::kU8, {n, k * dtype_bytes(dtype)}, pick(w).device);
+      return LinearParams{
+          .x = pick(x), .weight = weight, .bias = wide ? Tensor{} : pick(bias), .out = pick(out)};
+    });
+    expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
+  }
+  static int lines_of(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    return static_cast<int>(
+        std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n'));
+  }
+};
+
+TEST_F(CudaLinear, AsOnTheCpu) {
+  for (DType dtype : kActivationTypes) {
+    for (auto [m, n, k] : {std::array<int64_t, 3>{0, 64, 64},
+                           {1, 576, 576},
+                           {7, 960, 576},
+                           {3, 24, 40},
+                           {33, 1536, 576},
+                           {300, 128, 1536},
+                           {5, 1000, 4096},
+                           {37, 960, 576},
+                           {37, 3072, 576},
+                           {37, 576, 1536},
+                           {1, 49152, 576},
+                           {2, 641, 1000},
+                           {3, 130, 8},
+                           {4, 4096, 4096}}) {
+      for (bool wide : {false, true}) check_linear(dtype, wide, m, n, k);
+    }
+  }
+}
+
+TEST_F(CudaLinear, OfFewRowsByOurKernels) {
+  OpStateOptions options = options_;
+  options.linear = LinearKernels::kOwn;
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 31, 33, 63, 64}) {
+      for (bool wide : {false, true}) {
+        check_linear(dtype, wide, m, 130, 8);
+        check_linear(dtype, wide, m, 1000, 40);
+        check_linear(dtype, wide, m, 62, 1000);
+        for (int64_t k : {1024, 2048, 4096, 8192}) check_linear(dtype, wide, m, 576, k);  // 1 to 8 parts
+      }
+    }
+    check_linear(dtype, false, 5, 14336, 1024);
+    check_linear(dtype, true, 33, 9000, 576);
+  }
+}
+
+// A product starts to read its weights while the one in front of it runs; it must not read x then.
+TEST_F(CudaLinear, ProductsThatOverlapWaitForTheirInput) {
+  OpStateOptions options = options_;
+  options.linear = LinearKernels::kOwn;
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  constexpr int64_t kWide = 4096;
+  constexpr int64_t kNarrow = 512;
+  for (int64_t m : {1, 4, 40}) {
+    Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
+    Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
+    Twin start = random_twin(DType::kBF16, {m, kNarrow});
+    Twin narrow = output_twin(DType::kBF16, {m, kNarrow});
+    Twin wide = output_twin(DType::kBF16, {m, kWide});
+    auto multiply = [&](const Twin& x, const Twin& w, const Twin& y) {
+      Weight weight{.scheme = WeightScheme::kBF16, .n = y.gpu.dim(1), .k = x.gpu.dim(1)};
+      weight.parts[0] =
+          Tensor::contiguous(w.gpu.data, DType::kU8, {weight.n, weight.k * 2}, gpu_backend_->device());
+      module_->ops->linear(*gpu_state_, *gpu_stream_, {.x = x.gpu, .weight = weight, .out = y.gpu});
+    };
+    auto chain = [&](bool one_by_one) {
+      gpu_stream_->copy(narrow.gpu, start.gpu);
+      for (int i = 0; i < 50; ++i) {
+        multiply(narrow, up, wide);
+        if (one_by_one) synchronize();
+        multiply(wide, down, narrow);
+        if (one_by_one) synchronize();
+      }
+      std::vector<uint16_t> bits(static_cast<size_t>(m * kNarrow));
+      gpu_stream_->copy(Tensor::contiguous(bits.data(), DType::kBF16, {m, kNarrow}), narrow.gpu);
+      synchronize();
+      return bits;
+    };
+    const std::vector<uint16_t> expected = chain(true);
+    for (int again = 0; again < 5; ++again) EXPECT_EQ(chain(false), expected) << m << " rows";
+  }
+}
+
+TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
+  const std::string cache = testing::TempDir() + "llm-dist-cache-" + std::to_string(getpid());
+  setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  auto run_tuned = [&] {
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options_).value();
+    gpu_state_->start_tuning();
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      for (int64_t m : {3, 32, 60, 300}) check_linear(dtype, false, m, 1536, 576);
+      check_linear(dtype, true, 17, 1000, 576);
+    }
+    gpu_state_->end_tuning();
+    check_linear(DType::kBF16, false, 33, 1536, 576);  // a shape that nobody tried
+  };
+  run_tuned();
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(cache + "/llm-dist")) files.push_back(entry);
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_EQ(lines_of(files[0]), 10 + 3);
+  // What stands there is not tried again: the file stays as it is, though it could be written.
+  const auto written = std::filesystem::last_write_time(files[0]);
+  run_tuned();
+  EXPECT_EQ(std::filesystem::last_write_time(files[0]), written);
+  // What another library wrote is no reason to fail.
+  std::filesystem::resize_file(files[0], 100);
+  run_tuned();
+  EXPECT_EQ(lines_of(files[0]), 10 + 3);
+  std::filesystem::remove_all(cache);
+  unsetenv("XDG_CACHE_HOME");
+}
+
+}  // namespace
+}  // namespace llm_dist::kernels
