@@ -8,8 +8,8 @@
 
 #include "cluster/store/location.h"
 #include "launch/commands.h"
+#include "launch/endpoint_file.h"
 #include "launch/shutdown_signal.h"
-#include "launch/whole_file.h"
 #include "src/base/log.h"
 
 namespace llm_dist::launch {
@@ -27,10 +27,9 @@ Status serve(CoordinatorFlags& flags, ShutdownSignal& signal) {
   ASSIGN_OR_RETURN(flags.options.api_keys, cluster::accepted_access_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
   flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
+  EndpointFile endpoint(flags.endpoint_file);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
-  if (!flags.endpoint_file.empty()) {
-    RETURN_IF_ERROR(write_whole_file(flags.endpoint_file, coordinator->url() + "\n"));
-  }
+  RETURN_IF_ERROR(endpoint.write(coordinator->url()));
   log_info("coordinator at {}, store {}", coordinator->url(), flags.options.store_path);
   std::string why = signal.wait();
   log_info("{}: running jobs go on without a coordinator for {} s", why, flags.options.orphan_seconds);
@@ -85,7 +84,7 @@ RunCommand add_coordinator(CLI::App& program) {
       ->check(CLI::Range(1, 1024));
   app->add_option("--host", flags->options.host, "Address to listen at")->capture_default_str();
   app->add_option("--port", flags->options.port, "0: any free one")->capture_default_str();
-  app->add_option("--endpoint-file", flags->endpoint_file, "Write the URL to this file once it listens");
+  app->add_option("--endpoint-file", flags->endpoint_file, "This file holds the URL while it listens");
   app->add_option("--api-key-file",
                   flags->api_key_file,
                   "Accepted keys and their scopes, one a line (or LLM_DIST_API_KEY)");

@@ -5,11 +5,11 @@
 #include <cstdio>
 
 #include "launch/commands.h"
+#include "launch/endpoint_file.h"
 #include "launch/rank_process.h"
 #include "launch/registration.h"
 #include "launch/shutdown_signal.h"
 #include "launch/text_model.h"
-#include "launch/whole_file.h"
 #include "src/base/log.h"
 #include "src/engine/engine.h"
 #include "src/server/api_server.h"
@@ -85,10 +85,9 @@ Status serve_requests(const ServeFlags& flags,
 }
 
 Status lead(const ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
+  EndpointFile endpoint(flags.endpoint_file);
   ASSIGN_OR_RETURN(std::unique_ptr<server::ApiServer> api, server::ApiServer::start(flags.server));
-  if (!flags.endpoint_file.empty()) {
-    RETURN_IF_ERROR(write_whole_file(flags.endpoint_file, api->url() + "\n"));
-  }
+  RETURN_IF_ERROR(endpoint.write(api->url()));
   log_info("listening at {}; loading {}", api->url(), flags.engine.model.model);
   api->set_on_drain([&] { signal.raise("POST /admin/drain"); });
   api->set_on_hung([&](const Status& cause) { process.give_up_from(cause); });
@@ -131,7 +130,7 @@ RunCommand add_serve(CLI::App& program) {
   group->add_option("--port", flags->server.port, "0: any free one")->capture_default_str();
   group->add_option("--uds", flags->server.uds_path, "A Unix socket instead of host and port");
   group->add_option(
-      "--endpoint-file", flags->endpoint_file, "Write the server's URL to this file once it listens");
+      "--endpoint-file", flags->endpoint_file, "This file holds the URL while the server listens");
   group->add_option(
       "--served-model-name", flags->served_names, "Names that requests may use (default: MODEL)");
   group->add_option("--api-key-file", flags->api_key_file, "Accepted keys, one a line (or LLM_DIST_API_KEY)");

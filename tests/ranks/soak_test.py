@@ -1,0 +1,265 @@
+"""What a server is to bear for days: starts and ends, slow clients, overload, clients that leave. Short here; as
+long as operations asks for, with its bounds on time, where LLM_DIST_FULL is set."""
+import asyncio
+import json
+import os
+import pathlib
+import resource
+import signal
+import statistics
+import tempfile
+import time
+import unittest
+
+import harness
+
+SMALL = ["--max-model-len", 2048, "--kv-cache-memory-bytes", 96 << 20]
+NUM_CYCLES = 200 if harness.FULL else 3
+NUM_SLOW = 2000 if harness.FULL else 200
+OVERLOAD_S = 300 if harness.FULL else 8
+NUM_ABORTED = 1000 if harness.FULL else 40
+
+
+def completion(max_tokens, **more):
+    return {"model": "m", "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True, **more}
+
+
+def request_bytes(method, path, body=None):
+    text = json.dumps(body).encode() if body is not None else b""
+    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+    return head.encode() + text
+
+
+async def read_response(reader):
+    """(status, headers, body)"""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return int(head[0].split()[1]), headers, body
+
+
+async def ask(address, method, path, body=None, limit_s=60):
+    """(status, headers, seconds) of one request on a connection of its own."""
+    begin = time.monotonic()
+    async with asyncio.timeout(limit_s):
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            writer.write(request_bytes(method, path, body))
+            status, headers, _ = await read_response(reader)
+        finally:
+            writer.close()
+    return status, headers, time.monotonic() - begin
+
+
+def p99(values):
+    return statistics.quantiles(values, n=100)[98]
+
+
+def sockets_of(mark):
+    """Unix sockets that the processes of a world, or their folders, have left."""
+    lines = pathlib.Path("/proc/net/unix").read_text().splitlines()[1:]
+    return {line.split(None, 7)[7] for line in lines if len(line.split(None, 7)) == 8 and mark in line}
+
+
+class StartAndStop(unittest.TestCase):
+    def test_nothing_is_left(self):
+        """By turns after SIGTERM to mpirun, SIGTERM to rank 0, and a drain asked for over HTTP."""
+        harness.needs_serve()
+        with tempfile.TemporaryDirectory(prefix="llm-dist-soak-") as folder:
+            shm, took = harness.shared_memory(), []
+            for cycle in range(NUM_CYCLES):
+                begin = time.monotonic()
+                with harness.Server(2, harness.smollm(), [*SMALL, "--tp", 2], env={"TMPDIR": folder}) as server:
+                    server.wait_ready()
+                    self.assertEqual(server.post("/v1/completions", completion(2))[0], 200)
+                    if cycle % 3 == 0:
+                        os.kill(server.process.pid, signal.SIGTERM)
+                    elif cycle % 3 == 1:
+                        os.kill(server.ranks()[0], signal.SIGTERM)
+                    else:
+                        self.assertEqual(server.post("/admin/drain", {})[0], 202)
+                    server.wait_end(60)
+                    self.assertEqual(server.leftovers(), [], f"cycle {cycle}")
+                    self.assertFalse(server.endpoint_file.exists(), f"cycle {cycle}")
+                    self.assertEqual(sockets_of(folder), set(), f"cycle {cycle}")
+                took.append(time.monotonic() - begin)
+            self.assertEqual(harness.shared_memory() - shm, set())
+            self.assertEqual([path for path in pathlib.Path(folder).rglob("*") if not path.is_dir()], [])
+            print(f"  {NUM_CYCLES} cycles, {statistics.median(took):.2f} s each, at most {max(took):.2f} s")
+
+    def test_two_side_by_side(self):
+        harness.needs_serve()
+        with harness.Server(2, harness.smollm(), [*SMALL, "--tp", 2]) as one, \
+                harness.Server(2, harness.smollm(), [*SMALL, "--pp", 2]) as two:
+            ask_both = lambda: [server.post("/v1/completions", completion(8, temperature=0))[1]["choices"][0]["text"]
+                                for server in (one, two)]
+            one.wait_ready()
+            two.wait_ready()
+            first, second = ask_both()
+            self.assertEqual(first, second)
+            os.kill(one.ranks()[0], signal.SIGTERM)
+            one.wait_end(60)
+            self.assertEqual(two.post("/v1/completions", completion(8))[0], 200)
+
+
+class SlowClients(unittest.TestCase):
+    """Four kinds of slow connections beside a client like any other."""
+
+    def setUp(self):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+
+    async def slow_client(self, address, kind, stop):
+        """Comes back when it is cut off."""
+        while not stop.is_set():
+            try:
+                reader, writer = await asyncio.open_connection(*address, limit=1 << 12)
+                try:
+                    await self.be_slow(reader, writer, kind, stop)
+                finally:
+                    writer.transport.abort()
+            except OSError:
+                await asyncio.sleep(0.2)
+
+    async def be_slow(self, reader, writer, kind, stop):
+        async def drip(data):
+            for byte in data:
+                if stop.is_set() or reader.at_eof():
+                    return
+                writer.write(bytes([byte]))
+                await asyncio.sleep(1)
+
+        if kind == "silent":
+            await asyncio.wait([asyncio.create_task(stop.wait()), asyncio.create_task(reader.read(1))],
+                               return_when=asyncio.FIRST_COMPLETED)
+        elif kind == "header":
+            await drip(request_bytes("GET", "/v1/models"))
+        elif kind == "body":
+            head, _, body = request_bytes("POST", "/v1/completions", completion(2)).partition(b"\r\n\r\n")
+            writer.write(head + b"\r\n\r\n")
+            await drip(body)
+        else:  # asks again and again and reads nothing
+            writer.transport.pause_reading()
+            while not stop.is_set() and not writer.transport.is_closing():
+                if writer.transport.get_write_buffer_size() < 1 << 12:
+                    writer.write(request_bytes("GET", "/v1/models") * 20)
+                await asyncio.sleep(1)
+
+    async def normal_client(self, address, count):
+        took = []
+        for _ in range(count):
+            status, _, seconds = await ask(address, "POST", "/v1/completions", completion(4))
+            self.assertEqual(status, 200)
+            took.append(seconds)
+        return took
+
+    async def check(self, server):
+        count = 300 if harness.FULL else 20
+        undisturbed = await self.normal_client(server.address, count)
+        stop = asyncio.Event()
+        kinds = ("silent", "header", "body", "deaf")
+        slow = [asyncio.create_task(self.slow_client(server.address, kinds[i % 4], stop)) for i in range(NUM_SLOW)]
+        await asyncio.sleep(5)
+        disturbed = await self.normal_client(server.address, count)
+        stop.set()
+        await asyncio.wait_for(asyncio.gather(*slow), 60)
+        print(f"  {NUM_SLOW} slow connections: p99 {p99(undisturbed) * 1e3:.0f} -> {p99(disturbed) * 1e3:.0f} ms")
+        if harness.FULL:
+            self.assertLess(p99(disturbed), 2 * p99(undisturbed))
+
+    def test_others_are_served_as_before(self):
+        harness.needs_serve()
+        with harness.Server(1, harness.smollm(), [*SMALL, "--threads", 1]) as server:
+            server.wait_ready()
+            asyncio.run(self.check(server))
+            self.assertEqual(server.get("/readyz")[0], 200)
+
+
+class Overload(unittest.TestCase):
+    """Ten times as many requests as can be answered: most are refused at once, and what is held stays flat."""
+
+    async def closed_loop(self, address, seconds):
+        """Requests that are answered in a second, with as many clients as run and wait."""
+        end, done = time.monotonic() + seconds, 0
+
+        async def client():
+            nonlocal done
+            while time.monotonic() < end:
+                status, _, _ = await ask(address, "POST", "/v1/completions", completion(8))
+                done += status == 200
+        await asyncio.gather(*(client() for _ in range(4)))
+        return done / seconds
+
+    async def open_loop(self, server, rate, seconds):
+        """[(status, headers, seconds)], and the resident bytes of the server over time."""
+        tasks, rss = set(), []
+        answers, begin = [], time.monotonic()
+
+        async def one():
+            answers.append(await ask(server.address, "POST", "/v1/completions", completion(8)))
+        sent = 0
+        while (now := time.monotonic() - begin) < seconds:
+            while sent < now * rate:
+                task = asyncio.create_task(one())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                sent += 1
+            if len(rss) < now:
+                rss.append(harness.status_bytes(server.ranks()[0], "VmRSS"))
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*tasks)
+        return answers, rss
+
+    async def check(self, server):
+        capacity = await self.closed_loop(server.address, 5)
+        answers, rss = await self.open_loop(server, 10 * capacity, OVERLOAD_S)
+        begin = time.monotonic()
+        status = 0
+        while status != 200:
+            status, _, _ = await ask(server.address, "POST", "/v1/completions", completion(8))
+            self.assertLess(time.monotonic() - begin, 5)
+        refused = [(headers, seconds) for status, headers, seconds in answers if status == 503]
+        self.assertEqual({status for status, _, _ in answers}, {200, 503})
+        self.assertTrue(all(int(headers["retry-after"]) > 0 for headers, _ in refused))
+        answered = (len(answers) - len(refused)) / OVERLOAD_S
+        waits = [seconds for _, seconds in refused]
+        settled = rss[len(rss) // 5:]  # the first requests fill caches
+        print(f"  {capacity:.1f} requests/s answered; of {10 * capacity:.0f} in {OVERLOAD_S} s {answered:.1f}; refusals: "
+              f"median {statistics.median(waits) * 1e3:.1f} ms, p99 {p99(waits) * 1e3:.1f}; RSS {min(settled) >> 20} to "
+              f"{max(settled) >> 20} MiB")
+        self.assertGreater(len(refused), len(answers) / 2)
+        self.assertGreater(answered, capacity / 3)
+        self.assertLessEqual(max(settled), 1.05 * min(settled))
+        if harness.FULL:
+            self.assertLessEqual(p99(waits), 0.05)
+
+    def test_refusals_are_quick_and_memory_stays_flat(self):
+        harness.needs_serve()
+        flags = [*SMALL, "--threads", 1, "--max-num-seqs", 4, "--max-num-queued-reqs", 4]
+        with harness.Server(1, harness.smollm(), flags) as server:
+            server.wait_ready()
+            asyncio.run(self.check(server))
+
+
+class ClientsThatLeave(unittest.TestCase):
+    def test_blocks_come_back(self):
+        """After any number of tokens."""
+        harness.needs_serve()
+        with harness.Server(2, harness.smollm(), [*SMALL, "--tp", 1, "--pp", 2]) as server:
+            server.wait_ready()
+            usage = server.metric("kv_cache_usage_perc")
+            slowest = 0
+            for i in range(NUM_ABORTED):
+                stream = server.stream("/v1/completions", completion(1500))
+                stream.cancel_after = 1 + i % 7
+                stream.wait()
+                self.assertIsNone(stream.failure)
+                begin = time.monotonic()
+                server.wait_idle(usage, limit_s=1 if harness.FULL else 20)
+                slowest = max(slowest, time.monotonic() - begin)
+            print(f"  {NUM_ABORTED} aborted streams: blocks back within {slowest * 1e3:.0f} ms")
+
+
+if __name__ == "__main__":
+    harness.main()
