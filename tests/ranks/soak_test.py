@@ -242,6 +242,52 @@ class Overload(unittest.TestCase):
             asyncio.run(self.check(server))
 
 
+class LongPrompts(unittest.TestCase):
+    """Text is split into tokens beside the steps: who sends a megabyte makes nobody else wait."""
+
+    async def longest_gap(self, address, meanwhile=None):
+        """Seconds between two tokens of a stream, at most, while `meanwhile()` runs: for 150 tokens otherwise."""
+        reader, writer = await asyncio.open_connection(*address)
+        other, times = None, []
+        try:
+            writer.write(request_bytes("POST", "/v1/completions", completion(1900, stream=True)))
+            while not (other.done() if other else len(times) > 200):
+                line = await asyncio.wait_for(reader.readline(), 60)
+                self.assertFalse(line.startswith(b"data: [DONE]"), "the stream ended first")
+                if line.startswith(b"data:"):
+                    times.append(time.monotonic())
+                if len(times) == 50 and meanwhile and not other:
+                    other = asyncio.create_task(meanwhile())
+        finally:
+            writer.close()
+        if other:
+            await other
+        return max(b - a for a, b in zip(times[49:], times[50:]))
+
+    async def check(self, server):
+        async def send_a_megabyte():
+            words = "the quick brown fox jumps over a lazy dog, again and again; "
+            body = completion(1) | {"prompt": words * (1_000_000 // len(words))}
+            status, _, seconds = await ask(server.address, "POST", "/v1/completions", body)
+            self.assertEqual(status, 400)  # longer than the context, which only its tokens tell
+            took.append(seconds)
+        took, alone, beside = [], [], []
+        for _ in range(5 if harness.FULL else 1):
+            alone.append(await self.longest_gap(server.address))
+            beside.append(await self.longest_gap(server.address, send_a_megabyte))
+        delay = statistics.median(beside) - statistics.median(alone)
+        print(f"  a prompt of 1 MB takes {statistics.median(took):.2f} s; the longest gap between tokens "
+              f"{statistics.median(alone) * 1e3:.0f} -> {statistics.median(beside) * 1e3:.0f} ms")
+        if harness.FULL:
+            self.assertLessEqual(delay, 0.02)
+
+    def test_they_delay_nobody(self):
+        harness.needs_serve()
+        with harness.Server(1, harness.smollm(), [*SMALL, "--threads", 1]) as server:
+            server.wait_ready()
+            asyncio.run(self.check(server))
+
+
 class ClientsThatLeave(unittest.TestCase):
     def test_blocks_come_back(self):
         """After any number of tokens."""
