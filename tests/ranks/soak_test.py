@@ -125,7 +125,7 @@ class SlowClients(unittest.TestCase):
     async def be_slow(self, reader, writer, kind, stop):
         async def drip(data):
             for byte in data:
-                if stop.is_set() or reader.at_eof():
+                if stop.is_set() or reader.at_eof() or writer.transport.is_closing():
                     return
                 writer.write(bytes([byte]))
                 await asyncio.sleep(1)
