@@ -218,7 +218,7 @@ class Overload(unittest.TestCase):
         status = 0
         while status != 200:
             status, _, _ = await ask(server.address, "POST", "/v1/completions", completion(8))
-            self.assertLess(time.monotonic() - begin, 5)
+            self.assertLess(time.monotonic() - begin, 5 if harness.FULL else 60)
         refused = [(headers, seconds) for status, headers, seconds in answers if status == 503]
         self.assertEqual({status for status, _, _ in answers}, {200, 503})
         self.assertTrue(all(int(headers["retry-after"]) > 0 for headers, _ in refused))
