@@ -168,6 +168,9 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--disable-custom-linear",
                   scheduler.disable_custom_linear,
                   "Matrix products of few rows on GPUs by cuBLASLt alone, not by kernels of our own");
+  group->add_flag("--deterministic",
+                  scheduler.deterministic,
+                  "A request's tokens and log-probabilities have the same bits whatever runs beside it (CPU)");
   group
       ->add_option("--cuda-graph-sizes",
                    scheduler.cuda_graph_sizes,
@@ -274,6 +277,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
   if (flags.scheduler.disable_custom_linear) options.linear_kernels = kernels::LinearKernels::kLibrary;
+  options.deterministic = flags.scheduler.deterministic;
   options.priority_scheduling = flags.scheduler.policy == "priority";
   options.graph_sizes = graph_sizes(flags.scheduler, resources);
   options.threads = flags.parallel.threads > 0 ? flags.parallel.threads : resources.threads;

@@ -69,7 +69,7 @@ CpuOpState::CpuOpState(const OpStateOptions& options,
     : options_(options),
       level_(level),
       native_bf16_(level == CpuLevel::kAvx512 && __builtin_cpu_supports("avx512bf16")),
-      max_skinny_tokens_(tuning.max_skinny_tokens),
+      max_skinny_tokens_(options.batch_invariant ? options.max_tokens : tuning.max_skinny_tokens),
       memory_(std::move(memory)),
       dense_matmul_(std::make_unique<DenseMatmul>(kForkJoin ? options.threads : 1)) {
   std::span<std::byte> all(memory_.data(), static_cast<size_t>(memory_.bytes()));

@@ -9,6 +9,10 @@ namespace llm_dist::kernels {
 namespace {
 
 Result<std::unique_ptr<OpState>> make_state(device::Backend& backend, const OpStateOptions& options) {
+  if (options.batch_invariant) {
+    return failed_precondition(
+        "on GPUs the bits of a result depend on the batch: --deterministic needs --device cpu");
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<CudaOpState> state, CudaOpState::make(backend, options));
   return std::unique_ptr<OpState>(std::move(state));
 }

@@ -66,7 +66,8 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
           std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim}),
       .max_sequences = options.padded_samples(),
       .vocab_size = parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp,
-      .linear = options.linear_kernels};
+      .linear = options.linear_kernels,
+      .batch_invariant = options.deterministic};
 }
 
 int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options) {
