@@ -112,6 +112,15 @@ class Load(Streams):
     def test_pipeline(self):
         self.check(["--tp", 1, "--pp", 2])
 
+    def test_deterministic(self):
+        """Every log-probability of every stream is to the last digit what it is alone."""
+        with harness.Server(2, harness.smollm(), ["--tp", 2, "--deterministic", "--max-model-len", 384]) as server:
+            server.wait_ready()
+            requests = make_requests(seed=3, count=6)
+            together = [tokens_of(stream) for stream in self.run_together(server, requests)]
+            alone = [tokens_of(self.run_together(server, [request])[0]) for request in requests]
+            self.assertEqual(together, alone)
+
 
 class Bench(unittest.TestCase):
     def test_little_of_the_allocated_cache_is_empty(self):
