@@ -168,9 +168,10 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--disable-custom-linear",
                   scheduler.disable_custom_linear,
                   "Matrix products of few rows on GPUs by cuBLASLt alone, not by kernels of our own");
-  group->add_flag("--deterministic",
-                  scheduler.deterministic,
-                  "A request's tokens and log-probabilities have the same bits whatever runs beside it (CPU)");
+  group->add_flag(
+      "--deterministic",
+      scheduler.deterministic,
+      "A request's tokens and log-probabilities have the same bits whatever runs beside it (CPU)");
   group
       ->add_option("--cuda-graph-sizes",
                    scheduler.cuda_graph_sizes,
