@@ -1,44 +1,13 @@
 // --deterministic: the bits of a sequence's logits, alone and beside others.
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
-#include "kernels/cpu/cpu_op_state.h"
 #include "tests/engine/requests.h"
+#include "tests/kernels/instructions.h"
 
 namespace llm_dist::engine {
 namespace {
 
-using kernels::CpuLevel;
 using parallel::Layout;
-
-// The best instructions of this CPU, or AVX2 alone.
-struct Instructions {
-  bool avx2_only;
-
-  explicit Instructions(bool avx2) : avx2_only(avx2) { use(avx2 ? HWY_AVX2 : 0); }
-  ~Instructions() { use(0); }
-  Instructions(const Instructions&) = delete;
-  Instructions& operator=(const Instructions&) = delete;
-
-  const kernels::OpTable* ops() const {
-    static const kernels::OpTable avx2 = [] {
-      kernels::OpTable table = kernels::cpu_ops();
-      table.make_state = [](device::Backend& backend, const kernels::OpStateOptions& options) {
-        auto state = kernels::CpuOpState::make(backend, options, {.level = CpuLevel::kAvx2});
-        return state.ok() ? Result<std::unique_ptr<kernels::OpState>>(std::move(state).value())
-                          : Result<std::unique_ptr<kernels::OpState>>(state.status());
-      };
-      return table;
-    }();
-    return avx2_only ? &avx2 : &kernels::cpu_ops();
-  }
-
- private:
-  static void use(int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
 
 struct Case {
   const char* golden;
@@ -62,7 +31,7 @@ class Deterministic : public testing::TestWithParam<Case> {
                                          const Requests& requests,
                                          bool one_by_one) {
     LogitsRecorder recorder(options.layout, golden_.vocab_size());
-    auto replica = start(golden_, {.engine = options, .ops = instructions_.ops(), .hooks = [&](int rank) {
+    auto replica = start(golden_, {.engine = options, .ops = &instructions_.ops(), .hooks = [&](int rank) {
                                      return recorder.hooks(rank);
                                    }});
     std::vector<Output> outputs;
@@ -85,7 +54,7 @@ class Deterministic : public testing::TestWithParam<Case> {
     return rows;
   }
 
-  Instructions instructions_{GetParam().avx2_only};
+  kernels::Instructions instructions_{GetParam().avx2_only};
   GoldenCase golden_ = load_golden(GetParam().golden);
   uint64_t num_preemptions_ = 0;
 };
