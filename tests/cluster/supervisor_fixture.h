@@ -1,0 +1,166 @@
+// The supervisor on a clock and a machine that the test moves.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "cluster/store/sqlite_store.h"
+#include "cluster/supervisor.h"
+#include "tests/cluster/store_fixture.h"
+
+namespace llm_dist::cluster::testing {
+
+inline constexpr int64_t kSecond = 1'000'000;
+
+// A machine whose processes do what the test says. It outlives coordinators.
+class FakeMachine : public Launcher {
+ public:
+  struct Process {
+    LaunchRequest request;
+    bool running = true;
+    std::optional<int> exit_code{};
+    int num_terminates = 0;
+    int num_kills = 0;
+  };
+  std::string_view name() const override { return "fake"; }
+  int num_slots() const override { return slots; }
+  Result<std::string> launch(const LaunchRequest& request) override {
+    if (on_launch) on_launch();
+    if (refuses) return failed_precondition("no mpirun");
+    processes.push_back({.request = request});
+    return std::to_string(processes.size() - 1);
+  }
+  Observation observe(const std::string& handle, const std::string&) override {
+    const Process& process = processes[std::stoul(handle)];
+    return {.running = process.running, .exit_code = process.exit_code};
+  }
+  void stop(const std::string& handle, StopMode mode) override {
+    Process& process = processes[std::stoul(handle)];
+    (mode == StopMode::kKill ? process.num_kills : process.num_terminates)++;
+  }
+  int sweep(const std::string& mark) override {
+    int found = 0;
+    for (Process& process : processes) {
+      if (process.request.mark != mark || !process.running) continue;
+      process.running = false;
+      ++found;
+    }
+    swept.insert(mark);
+    return found;
+  }
+  void exit(size_t process, int code) {
+    processes[process].running = false;
+    processes[process].exit_code = code;
+  }
+  size_t num_running() const {
+    return std::count_if(processes.begin(), processes.end(), [](const Process& p) { return p.running; });
+  }
+
+  int slots = 2;
+  bool refuses = false;
+  std::function<void()> on_launch;  // while it is being launched
+  std::vector<Process> processes;
+  std::set<std::string> swept;
+};
+
+class FakeWatch : public ReplicaWatch {
+ public:
+  void watch(const std::string& endpoint) override { watched.insert(endpoint); }
+  void forget(const std::string& endpoint) override { watched.erase(endpoint); }
+  int64_t failing_us(const std::string&) override { return failing; }
+  void drain(const std::string& endpoint, const std::string& api_key) override {
+    drained[endpoint] = api_key;
+  }
+  std::set<std::string> watched;
+  std::map<std::string, std::string> drained;
+  int64_t failing = 0;
+};
+
+class SupervisorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    catalogue_ = Catalogue({{"m", {.path = "/models/m.gguf", .arguments = {"--threads", "1"}}}});
+    restart();
+  }
+  // Another coordinator process on the same machine.
+  void restart() {
+    supervisor_.reset();
+    store_.reset();
+    store_ = std::move(open_sqlite_store({.path = folder_.file("store")})).value();
+    supervisor_ = std::make_unique<Supervisor>(Supervisor::Parts{
+        .store = *store_,
+        .commit = [this](CommandBody body) { return commit(std::move(body)); },
+        .launcher = machine_,
+        .watch = watch_,
+        .catalogue = catalogue_,
+        .places = {.store_path = folder_.file("store"), .folder = folder_.file("jobs"), .url = "http://c"},
+        .secrets = AttemptSecrets("root"),
+        .now_us = [this] { return now_us_; }});
+  }
+  Outcome commit(CommandBody body) {
+    if (commits_left_ == 0) return unavailable("crashed");
+    if (commits_left_ > 0) --commits_left_;
+    std::vector<Pending> batch = {pending(*store_, std::move(body), -1, now_us_)};
+    Status status = store_->apply(batch);
+    return status.ok() ? batch[0].outcome : Outcome(status);
+  }
+  JobId submit(JobKind kind, const std::string& more = "", int64_t expires_us = 0) {
+    std::string bench = kind == JobKind::kBench ? R"(,"bench":"latency")" : "";
+    return commit(SubmitJob{.project = "p",
+                            .kind = kind,
+                            .spec = R"({"model":"m")" + bench + more + "}",
+                            .expires_us = expires_us})
+        .value()
+        .id;
+  }
+  void tick(int64_t seconds = 0) {
+    now_us_ += seconds * kSecond;
+    ASSERT_TRUE(supervisor_->tick().ok());
+  }
+  Job job(JobId id) { return store_->job(id).value(); }
+  JobState state(JobId id) { return job(id).state; }
+  void enrol(JobId id) {
+    ASSERT_TRUE(
+        commit(ChangeJob{.job = id,
+                         .to = JobState::kRunning,
+                         .reason = "registered",
+                         .attempt_change = AttemptChange{.state = AttemptState::kRunning,
+                                                         .endpoint = "http://r" + std::to_string(id)}})
+            .ok());
+  }
+  // A user's wish, as the API writes it.
+  void wish(JobId id, JobState to, Intent intent = Intent::kNone) {
+    ASSERT_TRUE(commit(ChangeJob{.job = id, .to = to, .intent = intent, .reason = "by_user"}).ok());
+  }
+  // Launches `id` as process `process` and suspends it.
+  void start_and_suspend(JobId id, size_t process) {
+    tick(100);
+    tick();
+    ASSERT_EQ(machine_.processes.size(), process + 1);
+    wish(id, JobState::kRunning, Intent::kSuspend);
+    tick();
+    machine_.exit(process, 143);
+  }
+  void write_result(JobId id) {
+    std::string folder = folder_.file("jobs") + "/" + job_name(id) + "/" + std::to_string(job(id).attempt);
+    std::filesystem::create_directories(folder);
+    std::ofstream(result_file_of(folder)) << "{}";
+  }
+
+  TemporaryFolder folder_;
+  FakeMachine machine_;
+  FakeWatch watch_;
+  Catalogue catalogue_;
+  int64_t now_us_ = 1'000 * kSecond;
+  int commits_left_ = -1;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Supervisor> supervisor_;
+};
+
+}  // namespace llm_dist::cluster::testing

@@ -1,0 +1,125 @@
+// What users ask of running jobs: cancel, drain, suspend, resume.
+#include <gtest/gtest.h>
+
+#include "tests/cluster/supervisor_fixture.h"
+
+namespace llm_dist::cluster {
+namespace {
+
+using testing::SupervisorTest;
+using enum JobState;
+
+TEST_F(SupervisorTest, CancellingAsksFirstAndKillsLater) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  wish(id, kCancelling);
+  tick();
+  tick(1);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  EXPECT_EQ(machine_.processes[0].num_kills, 0);
+  tick(20);
+  tick(20);
+  EXPECT_EQ(machine_.processes[0].num_kills, 1);
+  EXPECT_EQ(state(id), kCancelling) << "not before it has ended";
+  machine_.exit(0, 137);
+  tick();
+  EXPECT_EQ(state(id), kCancelled);
+  EXPECT_EQ(job(id).reason, "by_user");
+}
+
+TEST_F(SupervisorTest, OpenRequestsAreAnsweredFirst) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kCancelling);
+  tick();
+  EXPECT_EQ(watch_.drained["http://r1"], AttemptSecrets("root").api_key(id, 1));
+  tick(30);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 0);
+  machine_.exit(0, 0);
+  tick();
+  EXPECT_EQ(state(id), kCancelled);
+  EXPECT_EQ(store_->attempts(id).value().at(0).reason, "cancelled");
+}
+
+TEST_F(SupervisorTest, ADrainThatTakesTooLongIsCutOff) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kCancelling);
+  tick();
+  tick(36);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  tick(10);
+  EXPECT_EQ(machine_.processes[0].num_kills, 0);
+  tick(6);
+  tick(60);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  EXPECT_EQ(machine_.processes[0].num_kills, 1);
+}
+
+TEST_F(SupervisorTest, SuspendAndResume) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kRunning, Intent::kSuspend);
+  tick();
+  EXPECT_EQ(watch_.drained.size(), 1u);
+  machine_.exit(0, 0);
+  tick();
+  EXPECT_EQ(state(id), kSuspended);
+  EXPECT_EQ(job(id).intent, Intent::kNone);
+  tick(1000);
+  EXPECT_EQ(state(id), kSuspended);
+  wish(id, kQueued);
+  tick();
+  EXPECT_EQ(state(id), kStarting);
+  EXPECT_EQ(job(id).attempt, 2);
+}
+
+TEST_F(SupervisorTest, WhatWasSuspendedHasNotFailed) {
+  JobId id = submit(JobKind::kBench);
+  for (size_t process = 0; process < 5; ++process) {
+    start_and_suspend(id, process);
+    tick();
+    ASSERT_EQ(state(id), kSuspended);
+    wish(id, kQueued);
+  }
+  tick(100);
+  machine_.exit(5, 7);
+  tick();
+  tick();
+  EXPECT_EQ(state(id), kRecovering) << "its first failure";
+}
+
+TEST_F(SupervisorTest, WhatWasResumedWhileItEndedHasNotFailed) {
+  machine_.slots = 1;
+  JobId replica = submit(JobKind::kServe);
+  for (size_t process = 0; process < 10; ++process) {
+    tick(100);
+    ASSERT_EQ(machine_.processes.size(), process + 1);
+    enrol(replica);
+    wish(replica, kRunning, Intent::kSuspend);
+    tick();
+    wish(replica, kRunning);  // too late for the process
+    machine_.exit(process, 143);
+    tick();
+    ASSERT_EQ(state(replica), kRecovering) << process;
+  }
+  wish(replica, kCancelling);
+  tick();
+  JobId bench = submit(JobKind::kBench);
+  for (size_t process = 10; process < 12; ++process) {
+    tick(100);
+    tick();
+    machine_.exit(process, 7);
+    tick();
+  }
+  start_and_suspend(bench, 12);
+  wish(bench, kRunning);
+  tick();
+  EXPECT_EQ(state(bench), kRecovering) << "two failures, and an end that was asked for";
+}
+
+}  // namespace
+}  // namespace llm_dist::cluster
