@@ -36,7 +36,7 @@ bool RawClient::send(std::string_view bytes) {
 
 std::string RawClient::read_until(std::string_view mark) {
   std::string received;
-  Deadline deadline = Deadline::after_seconds(5);
+  Deadline deadline = soon();
   while (!deadline.expired() && (mark.empty() || received.find(mark) == std::string::npos)) {
     pollfd waiting{fd_, POLLIN, 0};
     if (::poll(&waiting, 1, 100) <= 0) continue;
@@ -49,6 +49,11 @@ std::string RawClient::read_until(std::string_view mark) {
     received.append(buffer, static_cast<size_t>(size));
   }
   return received;
+}
+
+bool RawClient::readable() const {
+  pollfd waiting{fd_, POLLIN, 0};
+  return ::poll(&waiting, 1, 0) > 0;
 }
 
 void RawClient::shutdown_write() { ::shutdown(fd_, SHUT_WR); }

@@ -23,11 +23,13 @@ class RawClient {
 
   // False when the server has closed.
   bool send(std::string_view bytes);
-  // Reads until the text holds `mark`, the server closes or 5 s pass; returns all that came since the last
-  // call.
+  // Reads until the text holds `mark`, the server closes or a minute passes; returns all that came since the
+  // last call.
   std::string read_until(std::string_view mark);
   std::string read_to_end() { return read_until(std::string_view()); }
   bool closed() const { return closed_; }
+  // Whether something came that was not read, an end included.
+  bool readable() const;
   void shutdown_write();
   void reset();  // closes with RST
 
@@ -37,7 +39,8 @@ class RawClient {
   bool closed_ = false;
 };
 
-inline Deadline soon() { return Deadline::after_seconds(10); }
+// Longer than any machine is busy with something else.
+inline Deadline soon() { return Deadline::after_seconds(60); }
 
 // A server on a free port of 127.0.0.1.
 inline std::unique_ptr<Server> start(Handler handler, ServerOptions options = {}) {
@@ -50,10 +53,10 @@ inline ClientRequest get(const Server& server, const std::string& path) {
   return {.url = server.url() + path};
 }
 
-// Polls for at most 5 s.
+// Polls until soon().
 template <typename Condition>
 bool eventually(Condition condition) {
-  Deadline deadline = Deadline::after_seconds(5);
+  Deadline deadline = soon();
   while (!condition()) {
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -209,11 +209,10 @@ TEST(Stream, TheClientStopsAndTheServerNotices) {
   std::thread producer([&] {
     auto writer = inbox.take();
     writer->start_stream(200, sse_headers());
-    for (int i = 0; i < 5000 && !writer->disconnected(); ++i) {
-      writer->write(sse_event(std::to_string(i)));
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    noticed = writer->disconnected();
+    noticed = eventually([&] {
+      writer->write(sse_event("again"));
+      return writer->disconnected();
+    });
   });
   int events = 0;
   Client client;
@@ -245,9 +244,8 @@ TEST(Stream, AnAbortedRequestEndsAtOnce) {
       while (asked == before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       client.abort();
     });
-    auto begin = Clock::now();
-    EXPECT_EQ(client.request(get(*server, "/never"), soon()).status().code(), StatusCode::kCancelled);
-    EXPECT_LT(seconds_between(begin, Clock::now()), 5);
+    EXPECT_EQ(client.request(get(*server, "/never"), soon()).status().code(), StatusCode::kCancelled)
+        << "not at its deadline";
     EXPECT_EQ(asked, before + 1) << "not sent a second time";
     other.join();
     EXPECT_EQ(client.request(get(*server, "/quick"), soon()).status().code(), StatusCode::kCancelled);
