@@ -320,7 +320,7 @@ TEST_F(ApiGenerate, AStopStringEndsTheSequenceInTheEngine) {
   Json body = completion("x");
   body["stop"] = "STOP";
   body["max_tokens"] = 400;
-  engine->set_round_ms(5);
+  engine->pause_after(20);  // a few tokens ahead
   Json reply = post_ok(kTextPath, body);
   EXPECT_EQ(reply.at("choices").at(0).at("text"), "say ");
   EXPECT_EQ(reply.at("choices").at(0).at("finish_reason"), "stop");
@@ -330,24 +330,29 @@ TEST_F(ApiGenerate, AStopStringEndsTheSequenceInTheEngine) {
 
 TEST_F(ApiGenerate, AClientThatLeavesFreesItsSequences) {
   engine->set_scripts({{97}});
-  engine->set_round_ms(20);
   for (bool streamed : {true, false}) {
     Json body = completion("x");
     body["max_tokens"] = 400;
     body["n"] = 3;
     body["stream"] = streamed;
     size_t before = engine->num_cancelled();
+    engine->resume();
+    engine->pause_after(30);
     http::Client client;
+    std::jthread leaver([&] {
+      if (streamed || !eventually([&] { return engine->num_running() == 3; })) return;
+      client.abort();
+    });
     int events = 0;
     auto response =
         client.stream_events({.method = "POST", .url = server->url() + kTextPath, .body = body.dump()},
-                             streamed ? Deadline::after_seconds(10) : Deadline::after_seconds(1.5),
+                             soon(),
                              [&](const http::SseEvent&) { return ++events < 3; });
     EXPECT_EQ(response.ok(), streamed);
     EXPECT_TRUE(eventually([&] { return engine->num_cancelled() == before + 3; }));
     EXPECT_TRUE(engine->idle());
   }
-  EXPECT_TRUE(server->drain(Deadline::after_seconds(1)).ok());
+  EXPECT_TRUE(server->drain(soon()).ok());
 }
 
 TEST_F(ApiGenerate, SixtyFourStreamsAtOnce) {

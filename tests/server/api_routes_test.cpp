@@ -27,9 +27,8 @@ class ApiRoutes : public ServerFixture {
     http::Headers headers;
     if (key != nullptr) headers.add("Authorization", std::string("Bearer ") + key);
     std::string body = route.contains("body") ? route.at("body").dump() : "";
-    auto response =
-        http::request({.method = method, .url = server->url() + path, .headers = headers, .body = body},
-                      Deadline::after_seconds(10));
+    auto response = http::request(
+        {.method = method, .url = server->url() + path, .headers = headers, .body = body}, soon());
     EXPECT_TRUE(response.ok()) << response.status().to_string();
     return response.ok() ? *response : http::Response{.status = 0};
   }

@@ -59,6 +59,11 @@ void FakeEngine::pause() {
   paused_ = true;
 }
 
+void FakeEngine::pause_after(int rounds) {
+  std::lock_guard lock(mutex_);
+  rounds_left_ = rounds;
+}
+
 void FakeEngine::resume() {
   std::lock_guard lock(mutex_);
   paused_ = false;
@@ -99,6 +104,7 @@ void FakeEngine::run() {
     changed_.wait(lock, [&] { return stopping_ || (!paused_ && !running_.empty()); });
     if (stopping_) return;
     play_round();
+    if (rounds_left_ > 0 && --rounds_left_ == 0) paused_ = true;
     if (round_ms_ > 0) {
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::milliseconds(round_ms_));

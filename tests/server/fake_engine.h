@@ -31,6 +31,8 @@ class FakeEngine final : public EnginePort {
   void set_logprobs(std::vector<float> logprobs);
   // No tokens until resume().
   void pause();
+  // The same, after this many rounds that yielded tokens.
+  void pause_after(int rounds);
   void resume();
   void refuse(Status status);               // later submissions; ok: accept again
   void fail_running(const Status& status);  // as an engine that dies
@@ -65,6 +67,7 @@ class FakeEngine final : public EnginePort {
   engine::EngineStats stats_;
   sched::SequenceId next_id_ = 1;
   bool paused_ = false;
+  int rounds_left_ = -1;  // until it pauses; negative: it does not
   bool stopping_ = false;
   std::atomic<int> round_ms_{0};
   std::atomic<size_t> num_cancelled_{0};

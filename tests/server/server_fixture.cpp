@@ -70,8 +70,7 @@ void ServerFixture::attach(bool with_template) {
 }
 
 http::Response ServerFixture::get(const std::string& path, const http::Headers& headers) {
-  auto response =
-      http::request({.url = server->url() + path, .headers = headers}, Deadline::after_seconds(10));
+  auto response = http::request({.url = server->url() + path, .headers = headers}, soon());
   EXPECT_TRUE(response.ok()) << response.status().to_string();
   return response.ok() ? *response : http::Response{.status = 0};
 }
@@ -79,9 +78,8 @@ http::Response ServerFixture::get(const std::string& path, const http::Headers& 
 http::Response ServerFixture::post(const std::string& path,
                                    const std::string& body,
                                    const http::Headers& headers) {
-  auto response =
-      http::request({.method = "POST", .url = server->url() + path, .headers = headers, .body = body},
-                    Deadline::after_seconds(10));
+  auto response = http::request(
+      {.method = "POST", .url = server->url() + path, .headers = headers, .body = body}, soon());
   EXPECT_TRUE(response.ok()) << response.status().to_string();
   return response.ok() ? *response : http::Response{.status = 0};
 }
@@ -97,7 +95,7 @@ Stream ServerFixture::stream(const std::string& path, Json body) {
   Stream stream;
   http::Client client;
   auto response = client.stream_events({.method = "POST", .url = server->url() + path, .body = body.dump()},
-                                       Deadline::after_seconds(20),
+                                       soon(),
                                        [&](const http::SseEvent& event) {
                                          EXPECT_FALSE(stream.done) << "an event after [DONE]: " << event.data;
                                          stream.done = event.data == "[DONE]";

@@ -47,10 +47,12 @@ class ServerFixture : public ::testing::Test {
   Json post_ok(const std::string& path, const Json& body);
   Stream stream(const std::string& path, Json body);
 
-  // Waits, at most five seconds.
+  // Longer than any machine is busy with something else.
+  static Deadline soon() { return Deadline::after_seconds(60); }
+  // Waits until soon().
   template <typename Condition>
   static bool eventually(Condition condition) {
-    Deadline deadline = Deadline::after_seconds(5);
+    Deadline deadline = soon();
     while (!condition()) {
       if (deadline.expired()) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
