@@ -2,8 +2,12 @@
 // overlap.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <condition_variable>
 #include <cstdio>
+#include <mutex>
 #include <random>
 #include <set>
 #include <thread>
@@ -100,10 +104,10 @@ TEST_P(Crowd, PreemptedAndCancelledSequencesLeaveTheOthersAsIfAlone) {
     if (i % 5 == 0) continue;
     ASSERT_TRUE(sinks[i]->wait(120)) << "sequence " << i;
   }
-  for (auto deadline = Deadline::after_seconds(10); !replica->engine().idle() && !deadline.expired();)
+  for (auto deadline = Deadline::after_seconds(60); !replica->engine().idle() && !deadline.expired();)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   // The steps that cancelled sequences were in retire after their last event.
-  for (auto deadline = Deadline::after_seconds(10);
+  for (auto deadline = Deadline::after_seconds(60);
        replica->engine().stats().scheduler.num_free_blocks != free_at_first && !deadline.expired();)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EngineStats stats = replica->engine().stats();
@@ -367,14 +371,11 @@ TEST(Engine, TheQueueIsBoundedInRequestsAndInTokens) {
     options.engine.max_num_seqs = 1;
     options.limits.max_queued_requests = by_tokens ? 100 : 2;
     options.limits.max_queued_tokens = by_tokens ? 10 : 0;
-    options.before_task = [](const std::string&, uint64_t) {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    };
     auto replica = start(golden, options);
     auto submit = [&](const std::shared_ptr<OutputSink>& sink) {
       return replica->engine().submit(greedy_request({1, 2, 3, 4, 5}, 58), sink);
     };
-    auto running = std::make_shared<OutputSink>();
+    auto running = std::make_shared<HoldingSink>(1);
     auto first = submit(running);
     ASSERT_TRUE(first.ok());
     ASSERT_TRUE(running->wait_for_tokens(1, 60));
@@ -391,6 +392,7 @@ TEST(Engine, TheQueueIsBoundedInRequestsAndInTokens) {
     EXPECT_NE(refused.message().find(by_tokens ? "10 prompt tokens wait" : "2 requests wait"),
               std::string::npos)
         << refused.message();
+    running->release();
     // Whoever leaves the queue makes room: by a cancellation, or because it runs.
     replica->engine().cancel(ids[0]);
     auto deadline = Deadline::after_seconds(60);
@@ -421,25 +423,26 @@ INSTANTIATE_TEST_SUITE_P(
       return "tp" + std::to_string(named.param.tp) + "pp" + std::to_string(named.param.pp);
     });
 
-TEST_P(Failure, AnAbortedWorldEndsEveryStreamWithinASecond) {
+// Not when the step's own deadline comes, in ten minutes.
+TEST_P(Failure, AnAbortedWorldEndsEveryStreamAtOnce) {
   GoldenCase golden = load_golden("grouped");
   auto replica = start(golden, {.engine = golden_options(GetParam()), .before_task = slow_down});
-  std::vector<std::shared_ptr<OutputSink>> sinks;
+  auto first = std::make_shared<HoldingSink>(2);
+  std::vector<std::shared_ptr<OutputSink>> sinks = {first};
   for (sched::SequenceRequest& request : random_requests(golden, 12)) {
     request.sampling.max_tokens = 60;
-    sinks.push_back(std::make_shared<OutputSink>());
     ASSERT_TRUE(replica->engine().submit(request, sinks.back()).ok());
+    sinks.push_back(std::make_shared<OutputSink>());
   }
-  ASSERT_TRUE(sinks[0]->wait_for_tokens(2, 60));
-  TimePoint aborted_at = Clock::now();
+  sinks.pop_back();
+  ASSERT_TRUE(first->wait_for_tokens(2, 60));
   replica->abort(aborted("rank 1 has died"));
+  first->release();
   for (const auto& sink : sinks) {
-    ASSERT_TRUE(sink->wait(10));
+    ASSERT_TRUE(sink->wait(60));
     Output output = sink->output();
-    if (output.finish == sched::FinishReason::kLength) continue;  // had ended by then
     EXPECT_EQ(output.finish, sched::FinishReason::kError);
     EXPECT_NE(output.error.message().find("rank 1 has died"), std::string::npos) << output.error.to_string();
-    EXPECT_LT(seconds_between(aborted_at, output.finished), 1.0);
   }
   EXPECT_EQ(replica->engine().submit(greedy_request({1}, 1), sinks[0]).status().code(),
             StatusCode::kUnavailable);
@@ -452,7 +455,7 @@ TEST_P(Failure, AnIdleWorldNoticesToo) {
   GoldenCase golden = load_golden("multiquery");
   auto replica = start(golden, {.engine = golden_options(GetParam())});
   replica->abort(aborted("rank 1 has died"));
-  for (auto deadline = Deadline::after_seconds(10); !replica->failed() && !deadline.expired();)
+  for (auto deadline = Deadline::after_seconds(60); !replica->failed() && !deadline.expired();)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_TRUE(replica->failed());
   EXPECT_FALSE(replica->stop()[1].ok());
@@ -461,9 +464,17 @@ TEST_P(Failure, AnIdleWorldNoticesToo) {
 TEST(Engine, StopEndsRunningSequences) {
   GoldenCase golden = load_golden("grouped");
   auto replica = start(golden, {.engine = golden_options({.tp = 2, .pp = 2}), .before_task = slow_down});
-  auto sink = std::make_shared<OutputSink>();
+  auto sink = std::make_shared<HoldingSink>(2);
   ASSERT_TRUE(replica->engine().submit(greedy_request({5, 6, 7}, 60), sink).ok());
   ASSERT_TRUE(sink->wait_for_tokens(2, 60));
+  std::jthread releaser([&] {  // once the engine has been told
+    auto told = [&] {
+      auto late = replica->engine().submit(greedy_request({1}, 1), std::make_shared<OutputSink>());
+      return late.status().code() == StatusCode::kUnavailable;
+    };
+    while (!told()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    sink->release();
+  });
   for (const Status& end : replica->stop()) EXPECT_TRUE(end.ok()) << end.to_string();
   EXPECT_EQ(sink->output().finish, sched::FinishReason::kError);
   EXPECT_EQ(sink->output().error.code(), StatusCode::kUnavailable);
@@ -477,85 +488,120 @@ TEST(Engine, AllocatedBlocksAreFull) {
   options.num_blocks = 700;
   auto replica = start(golden, {.engine = options});
   std::vector<std::shared_ptr<OutputSink>> sinks;
+  auto last = std::make_shared<HoldingSink>(60);
   for (int i = 0; i < 16; ++i) {
-    sinks.push_back(std::make_shared<OutputSink>());
+    sinks.push_back(i < 15 ? std::make_shared<OutputSink>() : last);
     std::vector<int32_t> prompt(static_cast<size_t>(150 + 7 * i), 3 + i);
     ASSERT_TRUE(replica->engine().submit(greedy_request(std::move(prompt), 120), sinks.back()).ok());
   }
   double sum = 0.0;
   int count = 0;
-  while (!sinks.back()->wait(0.002)) {
+  auto look = [&] {
     EngineStats stats = replica->engine().stats();
-    if (stats.scheduler.num_running < options.max_num_seqs) continue;
+    if (stats.scheduler.num_running < options.max_num_seqs) return;
     sum += stats.kv_waste();
     ++count;
-  }
+  };
+  // As often as this thread gets to it, but once at least.
+  while (!last->wait_for_tokens(60, 0.002)) look();
+  look();
+  last->release();
+  while (!last->wait(0.002)) look();
   ASSERT_GT(count, 0);
   std::printf("KV waste: %.2f %% over %d samples\n", 100 * sum / count, count);
   EXPECT_LT(sum / count, 0.04);
 }
 
-// A model whose layers take a fixed time and whose other ops take none: what is left is the pipeline's
-// schedule.
+// Where the stages of a pipeline meet. When all are at work all the time, stage s works on step k − s in slot
+// k. So each step waits here, on its stage's stream, for the other stages' steps of the same slot: stages
+// that work one after the other wait in vain.
+class Slots {
+ public:
+  Slots(int num_stages, int num_slots) : num_stages_(num_stages), entered_(static_cast<size_t>(num_slots)) {}
 
-constexpr auto kLayerTime = std::chrono::milliseconds(12);
+  void enter(int stage, int step) {
+    auto slot = static_cast<size_t>(stage + step);
+    if (slot >= entered_.size()) return;
+    std::unique_lock lock(mutex_);
+    ++entered_[slot];
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(30), [&] { return missed_ || all_there(slot); });
+    if (!all_there(slot)) missed_ = true;
+    changed_.notify_all();
+  }
+  // In every slot every stage found the others at work.
+  bool all_met() const {
+    std::lock_guard lock(mutex_);
+    return !missed_ && all_there(entered_.size() - 1);
+  }
 
-template <typename Params>
-void nothing(kernels::OpState&, device::Stream&, const Params&) {}
+ private:
+  bool all_there(size_t slot) const {
+    return entered_[slot] == std::min(num_stages_, static_cast<int>(slot) + 1);
+  }
 
-void sleep_as_long_as_a_layer(kernels::OpState&, device::Stream& stream, const kernels::AttentionParams&) {
-  device::as_cpu(stream).enqueue([] { std::this_thread::sleep_for(kLayerTime); });
-}
-
-kernels::OpTable sleeping_ops() {
-  kernels::OpTable ops = kernels::cpu_ops();
-  ops.embedding = nothing;
-  ops.rms_norm = nothing;
-  ops.add_rms_norm = nothing;
-  ops.add = nothing;
-  ops.linear = nothing;
-  ops.silu_and_mul = nothing;
-  ops.rope_append = nothing;
-  ops.attention = sleep_as_long_as_a_layer;
-  return ops;
-}
-
-struct Run {
-  double seconds = 0.0;
-  double num_steps = 0.0;
+  const int num_stages_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool missed_ = false;  // nobody waits any more
+  std::vector<int> entered_;
 };
 
-// One sequence a stage, so that each is a micro-batch.
-Run run_stages(const GoldenCase& golden, const kernels::OpTable& ops, int pp) {
-  auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .ops = &ops});
-  std::vector<sched::SequenceRequest> requests;
-  requests.reserve(static_cast<size_t>(pp));
-  for (int i = 0; i < pp; ++i) requests.push_back(greedy_request({1, 2, 3}, 20));
-  TimePoint begin = Clock::now();
-  std::vector<Output> outputs = replica->generate(std::move(requests));
-  return {seconds_between(begin, outputs.back().finished),
-          static_cast<double>(replica->engine().stats().steps)};
-}
+// Sends a stage to its slots, with the first layer of each step.
+class SlotObserver : public kernels::OpObserver {
+ public:
+  SlotObserver(Slots& slots, int stage, int64_t num_layers)
+      : slots_(slots), stage_(stage), num_layers_(num_layers) {}
+  void open() { open_ = true; }
+  void before(const kernels::OpCall& call, device::Stream& stream) override {
+    if (!open_ || !std::holds_alternative<const kernels::AttentionParams*>(call.params)) return;
+    auto step = static_cast<int>(num_calls_ / num_layers_);
+    // The first step reads all prompts, and the next one needs what it yields.
+    if (num_calls_++ % num_layers_ != 0 || step == 0) return;
+    device::as_cpu(stream).enqueue([this, step] { slots_.enter(stage_, step - 1); });
+  }
+  void after(const kernels::OpCall&, device::Stream&) override {}
 
-// Time against (m + p − 1) t: m micro-batches over p stages, t a p-th of what one stage takes for all layers
-// (a busy machine oversleeps).
-double pipeline_overhead(const GoldenCase& golden, const kernels::OpTable& ops, int pp) {
-  Run alone = run_stages(golden, ops, 1);
-  Run staged = run_stages(golden, ops, pp);
-  EXPECT_GE(staged.num_steps, 18.0 * pp) << "the sequences share micro-batches";
-  double stage_seconds = alone.seconds / alone.num_steps / pp;
-  return staged.seconds / ((staged.num_steps + pp - 1) * stage_seconds);
+ private:
+  Slots& slots_;
+  const int stage_;
+  const int64_t num_layers_;
+  std::atomic<bool> open_{false};
+  int64_t num_calls_ = 0;
+};
+
+void expect_stages_at_work_together(const GoldenCase& golden, int pp) {
+  constexpr int kTokens = 20;
+  Slots slots(pp, (kTokens - 3) * pp);
+  std::vector<std::unique_ptr<SlotObserver>> observers;
+  for (int stage = 0; stage < pp; ++stage)
+    observers.push_back(
+        std::make_unique<SlotObserver>(slots, stage, golden.checkpoint->config().num_layers / pp));
+  auto hooks = [&](int rank) { return EngineHooks{.observer = observers[static_cast<size_t>(rank)].get()}; };
+  auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .hooks = hooks});
+  // As many sequences as stages, all there before the first of them runs.
+  auto earlier = std::make_shared<HoldingSink>(1);
+  ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2}, 1), earlier).ok());
+  ASSERT_TRUE(earlier->wait_for_tokens(1, 60));
+  for (auto& observer : observers) observer->open();
+  std::vector<std::shared_ptr<OutputSink>> sinks;
+  for (int i = 0; i < pp; ++i) {
+    sinks.push_back(std::make_shared<OutputSink>());
+    ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2, 3}, kTokens), sinks.back()).ok());
+  }
+  earlier->release();
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->wait(120));
+    EXPECT_EQ(sink->output().finish, sched::FinishReason::kLength) << sink->output().error.to_string();
+  }
+  EXPECT_TRUE(slots.all_met());
 }
 
 TEST(Engine, StagesOverlap) {
   GoldenCase golden = load_golden("llama3");
-  kernels::OpTable ops = sleeping_ops();
   for (int pp : {2, 3}) {
-    double best = 10.0;  // a busy machine may disturb a run
-    for (int attempt = 0; attempt < 4 && best > 1.15; ++attempt)
-      best = std::min(best, pipeline_overhead(golden, ops, pp));
-    std::printf("%d stages: %.3f of (m + p - 1) t\n", pp, best);
-    EXPECT_LE(best, 1.15) << pp << " stages";
+    SCOPED_TRACE(format("{} stages", pp));
+    expect_stages_at_work_together(golden, pp);
   }
 }
 

@@ -1,6 +1,8 @@
 // Requests over a golden's model, and replicas that answer them, for the engine's tests.
 #pragma once
 
+#include <chrono>
+#include <future>
 #include <random>
 
 #include "tests/golden/golden_case.h"
@@ -21,6 +23,25 @@ inline std::vector<sched::SequenceRequest> random_requests(const GoldenCase& gol
   for (size_t i = 0; i < count; ++i) requests.push_back(random_request(random, golden.vocab_size(), i));
   return requests;
 }
+
+// Holds up the engine's own thread at a token, so that nothing goes on until release().
+class HoldingSink : public OutputSink {
+ public:
+  explicit HoldingSink(size_t at_token) : at_token_(at_token) {}
+  void on_generated(const Generated& generated) override {
+    OutputSink::on_generated(generated);
+    if (output().tokens.size() == at_token_ && !held_) {
+      held_ = true;
+      released_.get_future().wait_for(std::chrono::minutes(2));
+    }
+  }
+  void release() { released_.set_value(); }
+
+ private:
+  size_t at_token_;
+  bool held_ = false;  // on the engine's thread
+  std::promise<void> released_;
+};
 
 inline std::unique_ptr<Replica> start(const GoldenCase& golden, ReplicaOptions options) {
   auto replica = Replica::start(*golden.checkpoint, std::move(options));
