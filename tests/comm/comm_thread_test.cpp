@@ -73,7 +73,7 @@ TEST(ThreadWorld, AbortEndsEveryGroupAndThoseToCome) {
       EXPECT_EQ(tp.synchronize().code(), StatusCode::kUnavailable);
     }
     // Waits for the abort, wherever this rank is.
-    EXPECT_EQ(world.barrier(Deadline::after_seconds(10)).code(), StatusCode::kUnavailable);
+    EXPECT_EQ(world.barrier(Deadline::after_seconds(60)).code(), StatusCode::kUnavailable);
     EXPECT_EQ(stage.comm->poll().message(), "rank 7 died");
     EXPECT_EQ(make_group(world, site, "late").comm->poll().message(), "rank 7 died");
     EXPECT_EQ(world.close(Deadline::after_seconds(1)).code(), StatusCode::kUnavailable);

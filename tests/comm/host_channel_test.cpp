@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "comm/host/byte_ring.h"
@@ -52,7 +55,8 @@ class HostChannelTest : public testing::TestWithParam<Transport> {
   }
 };
 
-Deadline soon() { return Deadline::after(20s); }
+// Longer than any machine is busy with something else.
+Deadline soon() { return Deadline::after(60s); }
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 std::string text_of(std::span<const std::byte> bytes) {
@@ -142,13 +146,14 @@ TEST_P(HostChannelTest, ReaderThatNeverReadsRunsThePublisherOutOfTime) {
       auto begin = Clock::now();
       Status status = (*channel)->publish(huge, Deadline::after(300ms));
       RANK_CHECK(status.code() == StatusCode::kDeadlineExceeded);
-      RANK_CHECK(seconds_between(begin, Clock::now()) < 5);
+      RANK_CHECK(seconds_between(begin, Clock::now()) < 30);
+      RANK_CHECK(world.all_gather("gave up").ok());
       // Half of it may be on its way: nothing can follow.
       RANK_CHECK((*channel)->publish(bytes_of("x"), soon()).code() == StatusCode::kDeadlineExceeded);
       RANK_CHECK((*channel)->try_take_report().status().code() == StatusCode::kDeadlineExceeded);
       return 0;
     }
-    std::this_thread::sleep_for(800ms);
+    RANK_CHECK(world.all_gather("has not read").ok());
     RANK_CHECK((*channel)->receive(soon()).status().code() == StatusCode::kDeadlineExceeded);
     return 0;
   });
@@ -160,13 +165,14 @@ TEST_P(HostChannelTest, ReceiveThatRanOutOfTimeCanBeRepeated) {
     auto channel = make_host_channel({.world = world});
     RANK_CHECK(channel.ok());
     if (world.rank == 0) {
-      std::this_thread::sleep_for(200ms);
+      RANK_CHECK(world.all_gather("").ok());
       RANK_CHECK((*channel)->publish(bytes_of("late"), soon()).ok());
       return 0;
     }
     auto begin = Clock::now();
     RANK_CHECK((*channel)->receive(Deadline::after(30ms)).status().code() == StatusCode::kDeadlineExceeded);
     RANK_CHECK(seconds_between(begin, Clock::now()) >= 0.029);
+    RANK_CHECK(world.all_gather("in vain").ok());
     auto message = (*channel)->receive(soon());
     RANK_CHECK(message.ok() && text_of(*message) == "late");
     return 0;
@@ -236,7 +242,7 @@ TEST_P(HostChannelTest, AbortWakesEveryRankWithItsCause) {
         if (world.rank == (aborter == 3 ? 2 : 3)) std::this_thread::sleep_for(300ms);
         while (status.ok()) status = (*channel)->receive(soon()).status();
       }
-      RANK_CHECK(seconds_between(begin, Clock::now()) < 5);
+      RANK_CHECK(seconds_between(begin, Clock::now()) < 30);
       RANK_CHECK(status.code() == StatusCode::kDataLoss);
       RANK_CHECK(status.message() == format("rank {} broke", aborter));
       return 0;
@@ -374,7 +380,7 @@ TEST(RendezvousTest, StrangersAreRefusedAndDisturbNobody) {
     HostWorld world = host_world(test, board, rank);
     auto plan = plan_sockets(world, rank == 0);
     if (!plan.ok()) return 1;
-    auto deadline = Deadline::after(10s);
+    auto deadline = soon();
     if (rank == 0) {
       auto accepted = accept_peers(*plan, {{1, 0}, {1, 1}}, deadline);
       return accepted.ok() && (*accepted)[0].valid() && (*accepted)[1].valid() ? 0 : 2;
@@ -429,28 +435,37 @@ TEST(SegmentTest, SecretMismatchIsRefused) {
   EXPECT_EQ(Segment::attach(offer).status().code(), StatusCode::kFailedPrecondition);
 }
 
-size_t files_in_dev_shm() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/dev/shm")) ++count;
-  return count;
+// But for those that other tests and MPI make, which may run at the same time.
+std::set<std::string> files_in_dev_shm() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    std::string name = entry.path().filename();
+    bool of_others = false;
+    for (const char* others : {"llm-dist-store-", "llm-dist-test-", "vader_segment"})
+      of_others = of_others || name.starts_with(others);
+    if (!of_others) names.insert(std::move(name));
+  }
+  return names;
 }
 
 // Kills the whole world after a delay that sweeps over the setup and the first messages.
 TEST(SegmentTest, NothingIsLeftWheneverTheWorldIsKilled) {
-  size_t before = files_in_dev_shm();
+  std::set<std::string> before = files_in_dev_shm();
   for (int delay_us = 0; delay_us < 12000; delay_us += 600) {
     TestWorld test{.size = 3};
     GatherBoard board(test.size);
     std::vector<pid_t> pids;
     for (int rank = 0; rank < test.size; ++rank)
       pids.push_back(fork_rank([&] {
-        HostWorld world = host_world(test, board, rank);
-        return stream_messages(world, {}, std::vector<size_t>(100000, 100));
+        stream_messages(host_world(test, board, rank), {}, std::vector<size_t>(100000, 100));
+        while (true) ::pause();  // one that was through, or found another one dead
+        return 0;
       }));
     std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     for (pid_t pid : pids) ::kill(pid, SIGKILL);
     for (pid_t pid : pids) EXPECT_EQ(wait_rank(pid), 128 + SIGKILL);
-    EXPECT_LE(files_in_dev_shm(), before);
+    std::set<std::string> after = files_in_dev_shm();
+    EXPECT_TRUE(std::includes(before.begin(), before.end(), after.begin(), after.end()));
   }
 }
 

@@ -94,7 +94,7 @@ HostWorld host_world(const TestWorld& test, GatherBoard& board, int rank) {
   if (world.hosts.empty()) world.hosts.assign(static_cast<size_t>(test.size), "one-host");
   world.all_gather = board.exchange(rank);
   world.force_sockets = test.sockets;
-  world.setup_seconds = 10;
+  world.setup_seconds = 60;
   return world;
 }
 

@@ -26,7 +26,7 @@ class GatherBoard {
   GatherBoard& operator=(const GatherBoard&) = delete;
 
   // A rank's own exchange; each call is the next round.
-  AllGatherBytes exchange(int rank, double timeout_seconds = 20);
+  AllGatherBytes exchange(int rank, double timeout_seconds = 60);
   // What `rank` brought to `round`; waits for it. For tests that eavesdrop.
   std::string brought(int round, int rank);
 
@@ -50,7 +50,7 @@ using RankBody = std::function<int(const HostWorld&)>;
 // Forks; the child ends with what `body` returns and never comes back.
 pid_t fork_rank(const std::function<int()>& body);
 // Waits for the end: the exit code, or 128 + signal; kills it and returns -1 after `timeout_seconds`.
-int wait_rank(pid_t pid, double timeout_seconds = 60);
+int wait_rank(pid_t pid, double timeout_seconds = 120);
 
 HostWorld host_world(const TestWorld& test, GatherBoard& board, int rank);
 // Runs every rank to its end; their codes.

@@ -23,6 +23,8 @@ using namespace std::chrono_literals;
 
 constexpr int kFailedExit = 3;
 constexpr int kRanks = 4;
+// In which the others of a dead rank are gone.
+constexpr double kPromisedSeconds = 3;
 
 // What one rank experienced, in memory that outlives it.
 struct Experience {
@@ -83,10 +85,10 @@ class WatchedWorld {
     wait_rank(pid);
     pid = 0;
   }
-  int wait_exit(int rank) { return wait_rank(std::exchange(pids_[static_cast<size_t>(rank)], 0), 20); }
+  int wait_exit(int rank) { return wait_rank(std::exchange(pids_[static_cast<size_t>(rank)], 0), 60); }
 
   template <typename Condition>
-  static bool wait_for(Condition condition, double seconds = 20) {
+  static bool wait_for(Condition condition, double seconds = 60) {
     auto limit = Deadline::after_seconds(seconds);
     while (!condition()) {
       if (limit.expired()) return false;
@@ -182,7 +184,7 @@ TEST_P(LivenessTest, KilledRankIsKnownToAllWithinSeconds) {
   for (auto& [victim, world] : worlds) {
     ASSERT_TRUE(world->wait_watching());
     world->signal_rank(victim, SIGKILL);
-    world->expect_all_learn(victim, 2.5, "ended without a goodbye");
+    world->expect_all_learn(victim, kPromisedSeconds, "ended without a goodbye");
   }
 }
 
@@ -192,7 +194,7 @@ TEST_P(LivenessTest, AnnouncedFailureArrivesWithItsCause) {
     ASSERT_TRUE(world->wait_watching());
     world->mark_time();
     world->of(victim).announce = true;
-    world->expect_all_learn(victim, 2.0, "CUDA error: illegal address");
+    world->expect_all_learn(victim, kPromisedSeconds, "CUDA error: illegal address");
     // The one that announced it hears it too, and does not report while others live.
     ASSERT_EQ(world->wait_exit(victim), kFailedExit);
     EXPECT_EQ(world->of(victim).failed, victim);
@@ -206,26 +208,32 @@ TEST_P(LivenessTest, AnnouncedFailureArrivesWithItsCause) {
 
 // The victims of a dead rank complain at once, before its end is noticed: it is still the one to name.
 TEST_P(LivenessTest, DeathOutweighsTheComplaintsItCauses) {
-  WatchedWorld world(GetParam().world, {}, false);
-  ASSERT_TRUE(world.wait_watching());
-  world.of(1).announce = true;
-  std::this_thread::sleep_for(10ms);
-  world.signal_rank(3, SIGKILL);
-  ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(0).calls > 0 && world.of(2).calls > 0; }, 5));
-  EXPECT_EQ(world.of(0).failed, 3);
-  EXPECT_EQ(world.of(2).failed, 3);
-  EXPECT_TRUE(world.of(0).reporter);
-  EXPECT_FALSE(world.of(2).reporter);
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    WatchedWorld world(GetParam().world, {}, false);
+    ASSERT_TRUE(world.wait_watching());
+    auto begin = Clock::now();
+    world.of(1).announce = true;
+    std::this_thread::sleep_for(10ms);
+    world.signal_rank(3, SIGKILL);
+    if (Clock::now() - begin > LivenessOptions().settle / 2) continue;  // this thread was held up itself
+    ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(0).calls > 0 && world.of(2).calls > 0; }));
+    EXPECT_EQ(world.of(0).failed, 3);
+    EXPECT_EQ(world.of(2).failed, 3);
+    EXPECT_TRUE(world.of(0).reporter);
+    EXPECT_FALSE(world.of(2).reporter);
+    return;
+  }
+  FAIL() << "the complaint never came just before the death";
 }
 
 TEST_P(LivenessTest, StoppedRankThatGoesOnAccusesNobodyElse) {
   WatchedWorld world(GetParam().world, kQuick, false);
   ASSERT_TRUE(world.wait_watching());
   world.signal_rank(2, SIGSTOP);
-  ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(0).calls > 0; }, 6));
+  ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(0).calls > 0; }));
   EXPECT_EQ(world.of(0).failed, 2);
   world.signal_rank(2, SIGCONT);
-  ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(2).calls > 0; }, 6));
+  ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(2).calls > 0; }));
   EXPECT_EQ(world.of(2).failed, 2);
   EXPECT_FALSE(world.of(2).reporter);
   std::this_thread::sleep_for(300ms);
@@ -233,13 +241,19 @@ TEST_P(LivenessTest, StoppedRankThatGoesOnAccusesNobodyElse) {
 }
 
 TEST_P(LivenessTest, ShortStopIsNoFailure) {
-  WatchedWorld world(GetParam().world, kQuick);
-  ASSERT_TRUE(world.wait_watching());
-  world.signal_rank(1, SIGSTOP);
-  std::this_thread::sleep_for(600ms);
-  world.signal_rank(1, SIGCONT);
-  std::this_thread::sleep_for(900ms);
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(world.of(rank).calls, 0) << world.of(rank).line;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    WatchedWorld world(GetParam().world, kQuick);
+    ASSERT_TRUE(world.wait_watching());
+    auto begin = Clock::now();
+    world.signal_rank(1, SIGSTOP);
+    std::this_thread::sleep_for(600ms);
+    world.signal_rank(1, SIGCONT);
+    if (Clock::now() - begin > 1s) continue;  // this thread was held up itself
+    std::this_thread::sleep_for(900ms);
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(world.of(rank).calls, 0) << world.of(rank).line;
+    return;
+  }
+  FAIL() << "no stop was short";
 }
 
 TEST_P(LivenessTest, OrderlyLeaveIsNoFailure) {
@@ -267,7 +281,7 @@ TEST_P(LivenessTest, EndOfTheWatchWithoutLeaveIsAFailure) {
         Liveness::start({.world = world, .on_failure = [&](const RankFailure& f) { failed = f.rank; }});
     if (!liveness.ok()) return 1;
     if (world.rank == 1) return 0;
-    bool known = WatchedWorld::wait_for([&] { return failed >= 0; }, 3);
+    bool known = WatchedWorld::wait_for([&] { return failed >= 0; });
     (*liveness)->leave();
     return known && failed == 1 ? 0 : 2;
   });
@@ -299,7 +313,7 @@ TEST(LivenessAlone, OneRankReportsItself) {
       {.world = {.hosts = {"here"}}, .on_failure = [&](const RankFailure& f) { reports += f.reporter; }});
   ASSERT_TRUE(liveness.ok());
   (*liveness)->announce_failure("out of memory");
-  EXPECT_TRUE(WatchedWorld::wait_for([&] { return reports == 1; }, 3));
+  EXPECT_TRUE(WatchedWorld::wait_for([&] { return reports == 1; }));
   (*liveness)->leave();
 }
 
@@ -333,9 +347,9 @@ TEST(ProcessWatchTest, TellsRunningStoppedZombieAndReusedPids) {
   ASSERT_EQ(::read(pipe_fds[0], &child_id, sizeof(child_id)), static_cast<ssize_t>(sizeof(child_id)));
   ProcessWatch watch(child_id);
   ::kill(child, SIGSTOP);
-  EXPECT_TRUE(WatchedWorld::wait_for([&] { return watch.state() == ProcessState::kStopped; }, 3));
+  EXPECT_TRUE(WatchedWorld::wait_for([&] { return watch.state() == ProcessState::kStopped; }));
   ::kill(child, SIGKILL);
-  EXPECT_TRUE(WatchedWorld::wait_for([&] { return watch.state() == ProcessState::kGone; }, 3));
+  EXPECT_TRUE(WatchedWorld::wait_for([&] { return watch.state() == ProcessState::kGone; }));
   EXPECT_EQ(wait_rank(child), 128 + SIGKILL);
   ::close(pipe_fds[0]);
   ::close(pipe_fds[1]);

@@ -23,7 +23,7 @@ struct SiteTraits {
   // Ranks may issue to several groups in different orders, on streams that stall and take any task.
   bool streams_may_stall = true;
   // By when everyone has left a group that was aborted.
-  double abort_seconds = 1;
+  double abort_seconds = 3;
 };
 
 // Used by its rank's thread. Outlives the groups and tensors made with it.
