@@ -16,7 +16,6 @@ class CountingModel : public ChatModel {
  public:
   Status answer(const std::string& messages_json, const OnText& on_text, const Stopped& stopped) override {
     seen.push_back(json::parse(messages_json));
-    asked = true;
     if (fails) return unavailable("the queue is full");
     on_text("saw ");
     while (stops_itself) {
@@ -28,7 +27,6 @@ class CountingModel : public ChatModel {
   }
 
   std::vector<json> seen;
-  std::atomic<bool> asked{false};
   bool fails = false;
   bool stops_itself = false;  // waits until it is told to
   bool press_key = false;
@@ -55,7 +53,11 @@ class Conversation {
   int run(bool interactive = false, const std::string& system_prompt = "") {
     ChatTerminal terminal{.input_fd = pipe_[0],
                           .interactive = interactive,
-                          .print = [this](std::string_view text) { printed += text; },
+                          .print =
+                              [this](std::string_view text) {
+                                printed += text;
+                                if (text.ends_with("> ")) ++num_prompts;
+                              },
                           .print_error = [this](std::string_view text) { errors += text; }};
     return ChatSession(model_, interrupt_, terminal, system_prompt).run();
   }
@@ -68,6 +70,7 @@ class Conversation {
 
   std::string printed;
   std::string errors;
+  std::atomic<int> num_prompts{0};
 
  private:
   ChatModel& model_;
@@ -152,8 +155,7 @@ TEST(Chat, ControlCStopsTheAnswerAndASecondOneEnds) {
   Conversation conversation(model);
   conversation.type("a\n");
   std::thread second([&] {
-    while (!model.asked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    while (conversation.num_prompts < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     kill(getpid(), SIGINT);
   });
   EXPECT_EQ(conversation.run(true), 130);
@@ -208,7 +210,7 @@ TEST(RemoteChat, IsStoppedWhileTheServerIsSilent) {
       chat.answer("[]", [&](std::string_view piece) { text += piece; }, [&] { return !text.empty(); });
   EXPECT_TRUE(status.ok()) << status.to_string();
   EXPECT_EQ(text, "w0 ");
-  EXPECT_LT(seconds_between(begin, Clock::now()), 5);
+  EXPECT_LT(seconds_between(begin, Clock::now()), 60);
 }
 
 }  // namespace
