@@ -93,7 +93,7 @@ class Case(unittest.TestCase):
             log = server.log()
             self.check_line(log, rank, ranks[rank], phase)
             if stream is not None:
-                stream.wait(10)
+                stream.wait(30)
                 self.assertFalse(stream.done)
                 if rank != 0:
                     self.assertIsNotNone(stream.error(), f"{stream.failure} {stream.events[-1:]}\n{log}")
@@ -167,7 +167,7 @@ class Generate(Case):
                      *FLAGS, "--tp", 3]
         with harness.World(3, arguments, mpi_options=RECOVERY if recovery else [], record_exits=recovery) as world:
             world.wait_log("weights:")
-            time.sleep(2)
+            harness.wait_until(lambda: world.log().partition("weights:")[2].partition("\n")[2], 60, "the text begins")
             ranks = world.wait_ranks()
             took = self.strike(world, ranks, rank, how, recovery)
             lines = our_lines(world.log())

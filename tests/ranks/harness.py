@@ -9,9 +9,11 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -23,7 +25,7 @@ import uuid
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FULL = bool(os.environ.get("LLM_DIST_FULL"))
 STARTUP_S = 300  # until a server is ready, on a machine that others load
-REQUEST_S = 300
+REQUEST_S = 600
 MARK = "LLM_DIST_TEST_WORLD"
 
 
@@ -62,7 +64,7 @@ def mpirun(np, *options):
     return command
 
 
-def run(arguments, np=None, env=None, timeout=120, prefix=(), mpi_options=(), **more):
+def run(arguments, np=None, env=None, timeout=300, prefix=(), mpi_options=(), **more):
     """The program once, to its end; stdout and stderr as text."""
     command = [*prefix, *(mpirun(np, *mpi_options) if np else []), binary(), *map(str, arguments)]
     return subprocess.run(
@@ -99,6 +101,18 @@ def main():
     result = unittest.main(exit=False, testRunner=runner).result
     nothing_ran = result.skipped and result.passed == 0
     raise SystemExit(1 if not result.wasSuccessful() else 77 if nothing_ran else 0)
+
+
+def free_port():
+    """A port that nobody listens at. The kernel gives it to nobody by itself, in the time until it is used."""
+    for port in random.sample(range(16000, 32000), 100):
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+    raise AssertionError("no port is free")
 
 
 # --- processes ---
@@ -140,8 +154,9 @@ def processes_marked(mark):
 
 
 def shared_memory():
-    """Named shared memory, Open MPI's own excepted."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("vader_segment")}
+    """Named shared memory, but for what Open MPI and other tests make."""
+    others = ("vader_segment", "llm-dist-store-", "llm-dist-test-")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
 class Exit:
@@ -232,7 +247,7 @@ class World:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"mpirun still runs after {limit_s} s:\n{self.log()}") from None
 
-    def exit_code(self, rank, limit_s=10):
+    def exit_code(self, rank, limit_s=30):
         """With record_exits: of this rank; more than 128 is a signal."""
         path = self.dir / f"exit.{rank}"
         text = wait_until(lambda: path.exists() and path.read_text().strip(), limit_s, f"rank {rank} leaves an exit code")
@@ -240,7 +255,7 @@ class World:
 
     def leftovers(self):
         """What should not be there once all has ended; processes get a moment to be reaped."""
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 20
         while (found := processes_marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         left = [f"process {pid} {executable_of(pid)} ({state_of(pid)})" for pid in found]
@@ -310,7 +325,7 @@ class Server(World):
     def stream(self, path, body, timeout=REQUEST_S):
         return Stream(self, path, body, timeout)
 
-    def wait_idle(self, kv_usage, limit_s=20):
+    def wait_idle(self, kv_usage, limit_s=60):
         """No sequence runs, and the blocks are back: those of the last steps once these have retired."""
         wait_until(lambda: self.metric("num_requests_running") == 0 and self.metric("kv_cache_usage_perc") == kv_usage,
                    limit_s, lambda: f"{self.metric('num_requests_running')} running, "

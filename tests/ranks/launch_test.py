@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,12 +15,6 @@ from harness import binary, our_lines, run
 
 SMALL = ["--kv-cache-memory-bytes", 64 << 20, "--max-model-len", 512, "--threads", 1]
 QUESTION = ["--chat", "--prompt", "What is the capital of France?", "--max-tokens", 12]
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def children_of(pid):
@@ -51,7 +44,7 @@ class OneHost(unittest.TestCase):
         self.assertEqual(len(texts), 1)
 
     def test_torchruns_variables(self):
-        port = free_port()
+        port = harness.free_port()
         processes = []
         for rank in range(2):
             env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",
@@ -234,10 +227,15 @@ class Batch(unittest.TestCase):
         self.input.write_text("".join(json.dumps({"prompt": f"Count from {i}:", "max_tokens": 64, "ignore_eos": True}) + "\n"
                                       for i in range(count)))
         command = [binary(), *map(str, self.command("--max-num-seqs", 2, "--nproc-per-node", 2, "--pp", 2))]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        harness.wait_until(lambda: self.output.exists() and self.output.read_text().count("\n") >= 2, 120, "two answers")
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        for _ in range(5):
+            self.output.unlink(missing_ok=True)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                       text=True)
+            harness.wait_until(lambda: self.output.exists() and self.output.read_text().count("\n") >= 2, 120, "two answers")
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+            if process.returncode != 0:  # otherwise it had all answers before the signal came
+                break
         self.assertEqual(process.returncode, 75, errors)
         before = self.rows()
         self.assertLess(len(before), count)

@@ -184,13 +184,13 @@ class NodesTest(unittest.TestCase):
             self.assertEqual(codes[1], 0)
 
     def test_doctor_says_who_is_missing(self):
-        with Nodes(2) as nodes, World(nodes, 2, ["doctor"], only=[0], more=["--rendezvous-timeout", 2]) as world:
+        with Nodes(2) as nodes, World(nodes, 2, ["doctor"], only=[0], more=["--rendezvous-timeout", 5]) as world:
             self.assertEqual(world.wait_ends(30), [5], world.log())
             self.assertIn("2 of 4 ranks are missing", world.log())
             self.assertIn(": 2, 3.", world.log())
 
     def test_another_secret_is_told(self):
-        with Nodes(2) as nodes, World(nodes, 1, ["doctor"], only=[0], more=["--rendezvous-timeout", 4]) as world:
+        with Nodes(2) as nodes, World(nodes, 1, ["doctor"], only=[0], more=["--rendezvous-timeout", 10]) as world:
             other = World(nodes, 1, ["doctor"], only=[1], env={"LLM_DIST_LAUNCH_SECRET": "another"})
             with other:
                 self.assertEqual(other.wait_ends(30), [5])
