@@ -122,13 +122,16 @@ TEST_F(BatchRunnerTest, WhatKillsTwoEnginesIsQuarantinedAndTheRestGoesOn) {
   asked[5] = "poison";
   asked[15] = "venom";
   machine_.behaviour =
-      counting([](FakeReplica& replica, const std::string& prompt) -> std::optional<http::Response> {
+      counting([this](FakeReplica& replica, const std::string& prompt) -> std::optional<http::Response> {
         if (prompt == "poison" || prompt == "venom") {
           replica.die();
           return std::nullopt;
         }
-        // Neighbours are in flight when it happens.
-        std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        // Neighbours are in flight when it happens, and one of the two at most.
+        int number = std::stoi(prompt.substr(1));
+        for (auto [place, name] : {std::pair(5, "poison"), std::pair(15, "venom")})
+          while (number > place && times_executed(name) == 0)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         return answer(prompt);
       });
   std::string id = make_batch(asked);

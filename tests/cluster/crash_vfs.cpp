@@ -277,10 +277,6 @@ void CrashVfs::forget_shared_memory() {
     for (auto& region : file->shared_memory) std::memset(region.get(), 0, kIndexHeaderBytes);
   }
 }
-void CrashVfs::set_sync_duration(std::chrono::microseconds duration) {
-  std::lock_guard lock(mutex_);
-  sync_duration_ = duration;
-}
 void CrashVfs::hold_syncs(bool hold) {
   std::lock_guard lock(mutex_);
   held_ = hold;
@@ -341,11 +337,6 @@ bool CrashVfs::sync(CrashFile& file, const std::string& path) {
   while (held_) {
     lock.unlock();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lock.lock();
-  }
-  if (sync_duration_.count() > 0) {
-    lock.unlock();
-    std::this_thread::sleep_for(sync_duration_);
     lock.lock();
   }
   if (operation_fails()) return false;

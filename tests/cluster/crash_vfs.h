@@ -60,7 +60,6 @@ class CrashVfs {
   // The next `num` openings of a database fail, and the next `num` checkpoints find another one under way.
   void refuse_openings(int num);
   void refuse_checkpoints(int num);
-  void set_sync_duration(std::chrono::microseconds duration);
   // While held, syncs wait.
   void hold_syncs(bool hold);
   int64_t num_syncs();
@@ -96,7 +95,6 @@ class CrashVfs {
   bool full_ = false;
   int refused_openings_ = 0;
   int refused_checkpoints_ = 0;
-  std::chrono::microseconds sync_duration_{0};
   int64_t num_syncs_ = 0;
 };
 

@@ -10,7 +10,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,17 +18,14 @@ import threading
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "ranks"))
+from harness import free_port, wait_until  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("LLM_DIST_BINARY", str(ROOT / "build/release/launch/llm-dist"))
 KILLS = 1000 if os.environ.get("LLM_DIST_FULL") else 40
 CLIENTS = 12
-START_SECONDS = 30
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+START_SECONDS = 120
 
 
 class Coordinator:
@@ -63,7 +59,7 @@ class Coordinator:
 
     def stop(self):
         self.process.terminate()
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=START_SECONDS)
 
     def request(self, method, path, body=None, headers=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -176,9 +172,10 @@ class KillTest(unittest.TestCase):
             alive_seconds = 0.0
             try:
                 for _ in range(KILLS):
-                    up = chance.uniform(0.02, 0.3)
-                    time.sleep(up)
-                    alive_seconds += up
+                    begin, before = time.monotonic(), len(ledger.acknowledged)
+                    time.sleep(chance.uniform(0.02, 0.3))
+                    wait_until(lambda: len(ledger.acknowledged) >= before + 2, START_SECONDS, "two jobs are acknowledged")
+                    alive_seconds += time.monotonic() - begin
                     coordinator.kill()
                     coordinator.start()
             finally:

@@ -62,7 +62,7 @@ class Replica {
 
 template <typename Condition>
 bool wait_for(const Condition& condition) {
-  for (Deadline patience = Deadline::after(std::chrono::seconds(10)); !patience.expired();) {
+  for (Deadline patience = Deadline::after(std::chrono::seconds(60)); !patience.expired();) {
     if (condition()) return true;
     std::this_thread::sleep_for(milliseconds(2));
   }
@@ -70,17 +70,17 @@ bool wait_for(const Condition& condition) {
 }
 
 TEST(ReplicaWatch, OneFailedProbeCountsFromItselfAndNotForLong) {
-  Replica replica([](int probe) { return probe == 3 ? 503 : 200; });
+  Replica replica([](int probe) { return probe == 2 ? 503 : 200; });
   SilentReplica silent;
-  auto watch = make_http_watch(milliseconds(50), milliseconds(200));
+  auto watch = make_http_watch(milliseconds(50), milliseconds(1000));
   watch->watch(replica.url());
-  for (int i = 0; i < 3; ++i) watch->watch(silent.url(i));
+  watch->watch(silent.url(0));
   int64_t longest_us = 0;
   ASSERT_TRUE(wait_for([&] {
     longest_us = std::max(longest_us, watch->failing_us(replica.url()));
-    return replica.num_probes >= 5;
+    return replica.num_probes >= 4;
   }));
-  EXPECT_LT(longest_us, 100'000) << "a round of the others takes 600 ms";
+  EXPECT_LT(longest_us, 100'000) << "a round with the other takes a second";
 }
 
 TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
@@ -111,7 +111,7 @@ TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {
     std::lock_guard lock(mutex);
     return asked.size();
   };
-  auto watch = make_http_watch(milliseconds(20), milliseconds(1000));
+  auto watch = make_http_watch(milliseconds(20), std::chrono::seconds(60));
   watch->drain(server->url(), "secret");
   EXPECT_TRUE(wait_for([&] { return num_asked() == 3; }));
   std::this_thread::sleep_for(milliseconds(100));
@@ -122,11 +122,11 @@ TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {
 TEST(ReplicaWatch, ItEndsWithoutAskingTheOthers) {
   SilentReplica silent;
   auto watch = make_http_watch(milliseconds(1), milliseconds(400));
-  for (int i = 0; i < 8; ++i) watch->watch(silent.url(i));
+  for (int i = 0; i < 100; ++i) watch->watch(silent.url(i));
   std::this_thread::sleep_for(milliseconds(100));
   auto begin = Clock::now();
   watch.reset();
-  EXPECT_LT(seconds_between(begin, Clock::now()), 1.5);
+  EXPECT_LT(seconds_between(begin, Clock::now()), 20) << "a round takes 40 s";
 }
 
 }  // namespace

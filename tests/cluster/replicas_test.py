@@ -15,10 +15,11 @@ import urllib.error
 import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from kill_test import BINARY, ROOT, free_port  # noqa: E402
+from kill_test import BINARY, ROOT  # noqa: E402
+from harness import free_port  # noqa: E402
 
 MODEL = ROOT / ".models/SmolLM2-135M-Instruct.Q4_1.gguf"
-PATIENCE = 90
+PATIENCE = 240
 
 
 class Cluster:
@@ -97,7 +98,7 @@ class Cluster:
 
     def is_up(self, endpoint):
         try:
-            with urllib.request.urlopen(endpoint + "/readyz", timeout=5) as reply:
+            with urllib.request.urlopen(endpoint + "/readyz", timeout=30) as reply:
                 return reply.status == 200
         except OSError:
             return False
@@ -118,7 +119,7 @@ class ReplicasTest(unittest.TestCase):
         cluster.start()
         return cluster
 
-    def nothing_left(self, cluster, seconds=30):
+    def nothing_left(self, cluster, seconds=PATIENCE):
         cluster.wait_for(lambda: not cluster.processes(), "every process to end", seconds)
 
     def test_a_replica_lives_through_everything(self):
@@ -146,7 +147,7 @@ class ReplicasTest(unittest.TestCase):
         keeper = next(p for p, line in cluster.processes().items() if "keep" in line)
         os.kill(keeper, signal.SIGKILL)
         cluster.wait_state(job, "RUNNING", attempt=3)
-        self.assertEqual(len(cluster.processes()), 2)
+        cluster.wait_for(lambda: len(cluster.processes()) == 2, "all of the second attempt to be gone")
 
         cluster.call("POST", f"/v1/jobs/{job}/cancel")
         cluster.wait_state(job, "CANCELLED")
@@ -159,7 +160,8 @@ class ReplicasTest(unittest.TestCase):
         mpirun = next(p for p, line in cluster.processes().items() if line[0].endswith("mpirun"))
         os.kill(mpirun, signal.SIGKILL)
         cluster.wait_state(job, "RUNNING", attempt=2)
-        self.assertLessEqual(len(cluster.processes()), 4)  # keeper, mpirun, two ranks
+        # Keeper, mpirun, two ranks.
+        cluster.wait_for(lambda: len(cluster.processes()) <= 4, "all of the first attempt to be gone")
         cluster.call("POST", f"/v1/jobs/{job}/suspend")
         cluster.wait_state(job, "SUSPENDED")
         self.nothing_left(cluster)
@@ -181,7 +183,8 @@ class ReplicasTest(unittest.TestCase):
         begin = time.monotonic()
         ask(30).read()
         seconds_per_token = (time.monotonic() - begin) / 30
-        with ask(min(1000, int(6 / seconds_per_token))) as reply:  # longer than mpirun lets a rank live that it ends
+        # Longer than mpirun lets a rank live that it ends, and far less than the half minute that it may take.
+        with ask(min(1000, max(1, int(4 / seconds_per_token)))) as reply:
             self.assertTrue(reply.readline().startswith(b"data: "))
             cluster.call("POST", f"/v1/jobs/{job}/cancel")
             lines = [line for line in reply.read().split(b"\n") if line]
