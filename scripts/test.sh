@@ -52,7 +52,7 @@ if $full; then
   phase "Tests (the long ones)"
   tiers+=", slurm, tsan"
   LLM_DIST_FULL=1 ctest --test-dir build/asan --output-on-failure --timeout 3600 -j 1 \
-    -R '^(fault|ranks_load|ranks_soak|slurm|cluster_store_test|cluster_kill)$' || status=1
+    -R '^(fault|ranks_load|ranks_soak|slurm|engine_test|cluster_store_test|cluster_kill)$' || status=1
   phase "ThreadSanitizer"
   run_logged build/log/configure-tsan.log cmake --preset tsan
   run_logged build/log/build-tsan.log cmake --build build/tsan -j "$jobs"

@@ -1,18 +1,13 @@
-// The engine end to end over whole replicas: load, preemption, cancellation, order of loops, failure,
-// overlap.
+// The engine end to end over whole replicas: load, preemption, cancellation, order of loops.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
 #include <cstdio>
-#include <mutex>
 #include <random>
 #include <set>
 #include <thread>
 
-#include "src/device/cpu/cpu_stream.h"
 #include "tests/engine/requests.h"
 
 namespace llm_dist::engine {
@@ -411,75 +406,6 @@ TEST(Engine, ASinglePromptMayExceedTheQueuesTokens) {
   EXPECT_EQ(replica->generate({greedy_request(std::vector<int32_t>(30, 1), 3)}).front().tokens.size(), 3u);
 }
 
-// Slow enough that an abort finds work under way.
-void slow_down(const std::string&, uint64_t) { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
-
-class Failure : public testing::TestWithParam<Layout> {};
-INSTANTIATE_TEST_SUITE_P(
-    Layouts,
-    Failure,
-    testing::Values(Layout{.tp = 2, .pp = 1}, Layout{.tp = 1, .pp = 2}, Layout{.tp = 2, .pp = 2}),
-    [](const auto& named) {
-      return "tp" + std::to_string(named.param.tp) + "pp" + std::to_string(named.param.pp);
-    });
-
-// Not when the step's own deadline comes, in ten minutes.
-TEST_P(Failure, AnAbortedWorldEndsEveryStreamAtOnce) {
-  GoldenCase golden = load_golden("grouped");
-  auto replica = start(golden, {.engine = golden_options(GetParam()), .before_task = slow_down});
-  auto first = std::make_shared<HoldingSink>(2);
-  std::vector<std::shared_ptr<OutputSink>> sinks = {first};
-  for (sched::SequenceRequest& request : random_requests(golden, 12)) {
-    request.sampling.max_tokens = 60;
-    ASSERT_TRUE(replica->engine().submit(request, sinks.back()).ok());
-    sinks.push_back(std::make_shared<OutputSink>());
-  }
-  sinks.pop_back();
-  ASSERT_TRUE(first->wait_for_tokens(2, 60));
-  replica->abort(aborted("rank 1 has died"));
-  first->release();
-  for (const auto& sink : sinks) {
-    ASSERT_TRUE(sink->wait(60));
-    Output output = sink->output();
-    EXPECT_EQ(output.finish, sched::FinishReason::kError);
-    EXPECT_NE(output.error.message().find("rank 1 has died"), std::string::npos) << output.error.to_string();
-  }
-  EXPECT_EQ(replica->engine().submit(greedy_request({1}, 1), sinks[0]).status().code(),
-            StatusCode::kUnavailable);
-  std::vector<Status> ends = replica->stop();
-  for (size_t rank = 1; rank < ends.size(); ++rank) EXPECT_FALSE(ends[rank].ok()) << "rank " << rank;
-  EXPECT_TRUE(replica->failed());
-}
-
-TEST_P(Failure, AnIdleWorldNoticesToo) {
-  GoldenCase golden = load_golden("multiquery");
-  auto replica = start(golden, {.engine = golden_options(GetParam())});
-  replica->abort(aborted("rank 1 has died"));
-  for (auto deadline = Deadline::after_seconds(60); !replica->failed() && !deadline.expired();)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_TRUE(replica->failed());
-  EXPECT_FALSE(replica->stop()[1].ok());
-}
-
-TEST(Engine, StopEndsRunningSequences) {
-  GoldenCase golden = load_golden("grouped");
-  auto replica = start(golden, {.engine = golden_options({.tp = 2, .pp = 2}), .before_task = slow_down});
-  auto sink = std::make_shared<HoldingSink>(2);
-  ASSERT_TRUE(replica->engine().submit(greedy_request({5, 6, 7}, 60), sink).ok());
-  ASSERT_TRUE(sink->wait_for_tokens(2, 60));
-  std::jthread releaser([&] {  // once the engine has been told
-    auto told = [&] {
-      auto late = replica->engine().submit(greedy_request({1}, 1), std::make_shared<OutputSink>());
-      return late.status().code() == StatusCode::kUnavailable;
-    };
-    while (!told()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    sink->release();
-  });
-  for (const Status& end : replica->stop()) EXPECT_TRUE(end.ok()) << end.to_string();
-  EXPECT_EQ(sink->output().finish, sched::FinishReason::kError);
-  EXPECT_EQ(sink->output().error.code(), StatusCode::kUnavailable);
-}
-
 TEST(Engine, AllocatedBlocksAreFull) {
   GoldenCase golden = load_golden("multiquery");
   EngineOptions options = golden_options({});
@@ -510,99 +436,6 @@ TEST(Engine, AllocatedBlocksAreFull) {
   ASSERT_GT(count, 0);
   std::printf("KV waste: %.2f %% over %d samples\n", 100 * sum / count, count);
   EXPECT_LT(sum / count, 0.04);
-}
-
-// Where the stages of a pipeline meet. When all are at work all the time, stage s works on step k − s in slot
-// k. So each step waits here, on its stage's stream, for the other stages' steps of the same slot: stages
-// that work one after the other wait in vain.
-class Slots {
- public:
-  Slots(int num_stages, int num_slots) : num_stages_(num_stages), entered_(static_cast<size_t>(num_slots)) {}
-
-  void enter(int stage, int step) {
-    auto slot = static_cast<size_t>(stage + step);
-    if (slot >= entered_.size()) return;
-    std::unique_lock lock(mutex_);
-    ++entered_[slot];
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::seconds(30), [&] { return missed_ || all_there(slot); });
-    if (!all_there(slot)) missed_ = true;
-    changed_.notify_all();
-  }
-  // In every slot every stage found the others at work.
-  bool all_met() const {
-    std::lock_guard lock(mutex_);
-    return !missed_ && all_there(entered_.size() - 1);
-  }
-
- private:
-  bool all_there(size_t slot) const {
-    return entered_[slot] == std::min(num_stages_, static_cast<int>(slot) + 1);
-  }
-
-  const int num_stages_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool missed_ = false;  // nobody waits any more
-  std::vector<int> entered_;
-};
-
-// Sends a stage to its slots, with the first layer of each step.
-class SlotObserver : public kernels::OpObserver {
- public:
-  SlotObserver(Slots& slots, int stage, int64_t num_layers)
-      : slots_(slots), stage_(stage), num_layers_(num_layers) {}
-  void open() { open_ = true; }
-  void before(const kernels::OpCall& call, device::Stream& stream) override {
-    if (!open_ || !std::holds_alternative<const kernels::AttentionParams*>(call.params)) return;
-    auto step = static_cast<int>(num_calls_ / num_layers_);
-    // The first step reads all prompts, and the next one needs what it yields.
-    if (num_calls_++ % num_layers_ != 0 || step == 0) return;
-    device::as_cpu(stream).enqueue([this, step] { slots_.enter(stage_, step - 1); });
-  }
-  void after(const kernels::OpCall&, device::Stream&) override {}
-
- private:
-  Slots& slots_;
-  const int stage_;
-  const int64_t num_layers_;
-  std::atomic<bool> open_{false};
-  int64_t num_calls_ = 0;
-};
-
-void expect_stages_at_work_together(const GoldenCase& golden, int pp) {
-  constexpr int kTokens = 20;
-  Slots slots(pp, (kTokens - 3) * pp);
-  std::vector<std::unique_ptr<SlotObserver>> observers;
-  for (int stage = 0; stage < pp; ++stage)
-    observers.push_back(
-        std::make_unique<SlotObserver>(slots, stage, golden.checkpoint->config().num_layers / pp));
-  auto hooks = [&](int rank) { return EngineHooks{.observer = observers[static_cast<size_t>(rank)].get()}; };
-  auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .hooks = hooks});
-  // As many sequences as stages, all there before the first of them runs.
-  auto earlier = std::make_shared<HoldingSink>(1);
-  ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2}, 1), earlier).ok());
-  ASSERT_TRUE(earlier->wait_for_tokens(1, 60));
-  for (auto& observer : observers) observer->open();
-  std::vector<std::shared_ptr<OutputSink>> sinks;
-  for (int i = 0; i < pp; ++i) {
-    sinks.push_back(std::make_shared<OutputSink>());
-    ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2, 3}, kTokens), sinks.back()).ok());
-  }
-  earlier->release();
-  for (const auto& sink : sinks) {
-    ASSERT_TRUE(sink->wait(120));
-    EXPECT_EQ(sink->output().finish, sched::FinishReason::kLength) << sink->output().error.to_string();
-  }
-  EXPECT_TRUE(slots.all_met());
-}
-
-TEST(Engine, StagesOverlap) {
-  GoldenCase golden = load_golden("llama3");
-  for (int pp : {2, 3}) {
-    SCOPED_TRACE(format("{} stages", pp));
-    expect_stages_at_work_together(golden, pp);
-  }
 }
 
 }  // namespace

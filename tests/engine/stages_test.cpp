@@ -1,0 +1,177 @@
+// The stages of a pipeline work at the same time.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "src/device/cpu/cpu_stream.h"
+#include "tests/engine/requests.h"
+
+namespace llm_dist::engine {
+namespace {
+
+// Where the stages of a pipeline meet. When all are at work all the time, stage s works on step k − s in slot
+// k. So each step waits here, on its stage's stream, for the other stages' steps of the same slot: stages
+// that work one after the other wait in vain.
+class Slots {
+ public:
+  Slots(int num_stages, int num_slots) : num_stages_(num_stages), entered_(static_cast<size_t>(num_slots)) {}
+
+  void enter(int stage, int step) {
+    auto slot = static_cast<size_t>(stage + step);
+    if (slot >= entered_.size()) return;
+    std::unique_lock lock(mutex_);
+    ++entered_[slot];
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(30), [&] { return missed_ || all_there(slot); });
+    if (!all_there(slot)) missed_ = true;
+    changed_.notify_all();
+  }
+  // In every slot every stage found the others at work.
+  bool all_met() const {
+    std::lock_guard lock(mutex_);
+    return !missed_ && all_there(entered_.size() - 1);
+  }
+
+ private:
+  bool all_there(size_t slot) const {
+    return entered_[slot] == std::min(num_stages_, static_cast<int>(slot) + 1);
+  }
+
+  const int num_stages_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool missed_ = false;  // nobody waits any more
+  std::vector<int> entered_;
+};
+
+// Sends a stage to its slots, with the first layer of each step.
+class SlotObserver : public kernels::OpObserver {
+ public:
+  SlotObserver(Slots& slots, int stage, int64_t num_layers)
+      : slots_(slots), stage_(stage), num_layers_(num_layers) {}
+  void open() { open_ = true; }
+  void before(const kernels::OpCall& call, device::Stream& stream) override {
+    if (!open_ || !std::holds_alternative<const kernels::AttentionParams*>(call.params)) return;
+    auto step = static_cast<int>(num_calls_ / num_layers_);
+    // The first step reads all prompts, and the next one needs what it yields.
+    if (num_calls_++ % num_layers_ != 0 || step == 0) return;
+    device::as_cpu(stream).enqueue([this, step] { slots_.enter(stage_, step - 1); });
+  }
+  void after(const kernels::OpCall&, device::Stream&) override {}
+
+ private:
+  Slots& slots_;
+  const int stage_;
+  const int64_t num_layers_;
+  std::atomic<bool> open_{false};
+  int64_t num_calls_ = 0;
+};
+
+void expect_stages_at_work_together(const GoldenCase& golden, int pp) {
+  constexpr int kTokens = 20;
+  Slots slots(pp, (kTokens - 3) * pp);
+  std::vector<std::unique_ptr<SlotObserver>> observers;
+  for (int stage = 0; stage < pp; ++stage)
+    observers.push_back(
+        std::make_unique<SlotObserver>(slots, stage, golden.checkpoint->config().num_layers / pp));
+  auto hooks = [&](int rank) { return EngineHooks{.observer = observers[static_cast<size_t>(rank)].get()}; };
+  auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .hooks = hooks});
+  // As many sequences as stages, all there before the first of them runs.
+  auto earlier = std::make_shared<HoldingSink>(1);
+  ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2}, 1), earlier).ok());
+  ASSERT_TRUE(earlier->wait_for_tokens(1, 60));
+  for (auto& observer : observers) observer->open();
+  std::vector<std::shared_ptr<OutputSink>> sinks;
+  for (int i = 0; i < pp; ++i) {
+    sinks.push_back(std::make_shared<OutputSink>());
+    ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2, 3}, kTokens), sinks.back()).ok());
+  }
+  earlier->release();
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->wait(120));
+    EXPECT_EQ(sink->output().finish, sched::FinishReason::kLength) << sink->output().error.to_string();
+  }
+  EXPECT_TRUE(slots.all_met());
+}
+
+TEST(Stages, AllWorkAtTheSameTime) {
+  GoldenCase golden = load_golden("llama3");
+  for (int pp : {2, 3}) {
+    SCOPED_TRACE(format("{} stages", pp));
+    expect_stages_at_work_together(golden, pp);
+  }
+}
+
+// A model whose layers take a fixed time and whose other ops take none: what is left is the pipeline's
+// schedule.
+
+constexpr auto kLayerTime = std::chrono::milliseconds(12);
+
+template <typename Params>
+void nothing(kernels::OpState&, device::Stream&, const Params&) {}
+
+void sleep_as_long_as_a_layer(kernels::OpState&, device::Stream& stream, const kernels::AttentionParams&) {
+  device::as_cpu(stream).enqueue([] { std::this_thread::sleep_for(kLayerTime); });
+}
+
+kernels::OpTable sleeping_ops() {
+  kernels::OpTable ops = kernels::cpu_ops();
+  ops.embedding = nothing;
+  ops.rms_norm = nothing;
+  ops.add_rms_norm = nothing;
+  ops.add = nothing;
+  ops.linear = nothing;
+  ops.silu_and_mul = nothing;
+  ops.rope_append = nothing;
+  ops.attention = sleep_as_long_as_a_layer;
+  return ops;
+}
+
+struct Run {
+  double seconds = 0.0;
+  double num_steps = 0.0;
+};
+
+// One sequence a stage, so that each is a micro-batch.
+Run run_stages(const GoldenCase& golden, const kernels::OpTable& ops, int pp) {
+  auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .ops = &ops});
+  std::vector<sched::SequenceRequest> requests;
+  requests.reserve(static_cast<size_t>(pp));
+  for (int i = 0; i < pp; ++i) requests.push_back(greedy_request({1, 2, 3}, 20));
+  TimePoint begin = Clock::now();
+  std::vector<Output> outputs = replica->generate(std::move(requests));
+  return {seconds_between(begin, outputs.back().finished),
+          static_cast<double>(replica->engine().stats().steps)};
+}
+
+// Time against (m + p − 1) t: m micro-batches over p stages, t a p-th of what one stage takes for all layers
+// (a busy machine oversleeps).
+double pipeline_overhead(const GoldenCase& golden, const kernels::OpTable& ops, int pp) {
+  Run alone = run_stages(golden, ops, 1);
+  Run staged = run_stages(golden, ops, pp);
+  EXPECT_GE(staged.num_steps, 18.0 * pp) << "the sequences share micro-batches";
+  double stage_seconds = alone.seconds / alone.num_steps / pp;
+  return staged.seconds / ((staged.num_steps + pp - 1) * stage_seconds);
+}
+
+// Only on a machine that is left alone: a late thread is a late step.
+TEST(Stages, TakeTheTimeThatTheirScheduleTakes) {
+  if (std::getenv("LLM_DIST_FULL") == nullptr) GTEST_SKIP() << "with LLM_DIST_FULL only";
+  GoldenCase golden = load_golden("llama3");
+  kernels::OpTable ops = sleeping_ops();
+  for (int pp : {2, 3}) {
+    double best = 10.0;  // a busy machine may disturb a run
+    for (int attempt = 0; attempt < 4 && best > 1.15; ++attempt)
+      best = std::min(best, pipeline_overhead(golden, ops, pp));
+    std::printf("%d stages: %.3f of (m + p - 1) t\n", pp, best);
+    EXPECT_LE(best, 1.15) << pp << " stages";
+  }
+}
+
+}  // namespace
+}  // namespace llm_dist::engine
