@@ -146,7 +146,10 @@ void BatchFixture::restart() {
                                                             .now_us = now_us});
   jobs_->add_routes(*router_);
   files_->add_routes(*router_);
+  replicas_ = std::make_unique<ReplicasApi>(
+      ReplicasApi::Parts{.store = *store_, .commit = *commit_, .workers = *workers_});
   batches_->add_routes(*router_);
+  replicas_->add_routes(*router_);
   server_ = std::move(http::Server::create({}, [this](auto request, auto writer) {
               (*router_)(std::move(request), std::move(writer));
             })).value();
