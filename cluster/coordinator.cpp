@@ -7,12 +7,15 @@
 
 #include "cluster/api/api_reply.h"
 #include "cluster/api/batches_api.h"
+#include "cluster/api/dashboard.h"
 #include "cluster/api/files_api.h"
 #include "cluster/api/jobs_api.h"
+#include "cluster/api/overview_api.h"
 #include "cluster/api/replicas_api.h"
 #include "cluster/batch_runner.h"
 #include "cluster/file_contents.h"
 #include "cluster/local_launcher.h"
+#include "cluster/replica_loads.h"
 #include "cluster/retention.h"
 #include "cluster/store/sqlite_store.h"
 #include "cluster/supervisor.h"
@@ -31,6 +34,7 @@ constexpr size_t kFormBytes = 64 << 10;                 // of an upload, besides
 constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
 constexpr auto kBetweenRemovals = std::chrono::minutes(1);
 constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
+constexpr auto kBetweenSamples = std::chrono::seconds(2);
 constexpr auto kTick = std::chrono::milliseconds(250);
 
 }  // namespace
@@ -69,6 +73,12 @@ class Coordinator::Impl {
                       .workers = file_workers_,
                       .contents = contents_,
                       .catalogue = catalogue_}),
+        loads_({.store = *store_, .secrets = secrets_}),
+        overview_api_({.store = *store_,
+                       .workers = workers_,
+                       .loads = loads_,
+                       .num_slots = options_.num_slots,
+                       .version = options_.version}),
         workers_(kReaderThreads),
         file_workers_(kFileThreads),
         commit_(*store_, {.on_changed = [this](const std::vector<JobId>& jobs) { changed(jobs); }}),
@@ -93,6 +103,7 @@ class Coordinator::Impl {
   bool sleep(bool& woken);
   void supervise();
   void run_batches();
+  void sample_loads();
   Status prepare_files();
   size_t body_limit(const http::Request& head) const;
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
@@ -115,6 +126,8 @@ class Coordinator::Impl {
   ReplicasApi replicas_api_;
   FilesApi files_api_;
   BatchesApi batches_api_;
+  ReplicaLoads loads_;
+  OverviewApi overview_api_;
   Workers workers_;
   Workers file_workers_;
   GroupCommit commit_;  // what is queued when it ends still calls the above
@@ -122,6 +135,7 @@ class Coordinator::Impl {
   std::unique_ptr<http::Server> server_;
   std::thread supervisor_;
   std::thread batches_;
+  std::thread sampler_;
 };
 
 Status Coordinator::Impl::serve() {
@@ -141,6 +155,7 @@ Status Coordinator::Impl::serve() {
                    }));
   supervisor_ = std::thread([this] { supervise(); });
   batches_ = std::thread([this] { run_batches(); });
+  sampler_ = std::thread([this] { sample_loads(); });
   return ok_status();
 }
 
@@ -166,6 +181,7 @@ void Coordinator::Impl::stop(Deadline deadline) {
   wake_.notify_all();
   if (supervisor_.joinable()) supervisor_.join();
   if (batches_.joinable()) batches_.join();
+  if (sampler_.joinable()) sampler_.join();
   if (server_ == nullptr) return;
   Status closed = server_->shutdown(deadline);
   if (!closed.ok()) log_debug("{}", closed.message());
@@ -185,6 +201,8 @@ void Coordinator::Impl::add_routes() {
   replicas_api_.add_routes(router_);
   files_api_.add_routes(router_);
   batches_api_.add_routes(router_);
+  overview_api_.add_routes(router_);
+  add_dashboard_routes(router_);
 }
 
 void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
@@ -276,6 +294,16 @@ void Coordinator::Impl::run_batches() {
     if (!more.ok()) log_error("retention: {}", more.status().to_string());
     if (!more.ok() || !more.value()) next_removal = Clock::now() + kBetweenRemovals;
   } while (sleep(batches_woken_));
+}
+
+void Coordinator::Impl::sample_loads() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, kBetweenSamples, [this] { return stopping_; })) {
+    lock.unlock();
+    Status status = loads_.sample();
+    if (!status.ok()) log_error("loads of replicas: {}", status.to_string());
+    lock.lock();
+  }
 }
 
 Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -67,6 +67,7 @@ for _ in $(seq 1 100); do
 done
 url=$(cat "$folder/url")
 echo "   $url"
+echo "   the dashboard: $url/dashboard"
 
 phase "A replica that serves"
 served=$(curl -fsS "$url/v1/jobs" -d '{"type":"serve","model":"smollm2"}' | field id)

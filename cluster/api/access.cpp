@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "cluster/api/dashboard.h"
 #include "src/base/format.h"
 #include "src/base/nearest.h"
 #include "src/http/digest.h"
@@ -85,6 +86,7 @@ std::optional<Scope> needed_scope(const http::Request& request) {
   // Probes need no key, and a replica proves itself with its attempt's secret.
   constexpr std::string_view kOpen[] = {"/livez", "/readyz", "/version", "/v1/replicas"};
   if (std::find(std::begin(kOpen), std::end(kOpen), request.path) != std::end(kOpen)) return std::nullopt;
+  if (is_dashboard_path(request.path)) return std::nullopt;
   bool reads = request.method == "GET" || request.method == "HEAD" || request.method == "OPTIONS";
   if (!reads) return Scope::kWrite;
   return request.path == "/metrics" ? Scope::kMetrics : Scope::kRead;

@@ -56,6 +56,29 @@ Result<JobFilter> parse_filter(const http::Request& request) {
   return filter;
 }
 
+// Which part of which attempt's log.
+struct LogPlace {
+  int64_t attempt = 0;
+  int64_t offset = 0;
+  int64_t tail = 0;  // so many bytes before its end instead; 0: from the offset
+};
+
+Result<LogPlace> parse_log_place(const http::Request& request, const Job& job) {
+  LogPlace place{.attempt = job.attempt};
+  if (std::string attempt = request.query_param("attempt"); !attempt.empty()) {
+    ASSIGN_OR_RETURN(place.attempt, parse_number(attempt, "attempt", 1, job.attempt));
+  }
+  std::string offset = request.query_param("offset");
+  if (!offset.empty()) {
+    ASSIGN_OR_RETURN(place.offset, parse_number(offset, "offset", 0, INT64_MAX));
+  }
+  if (std::string tail = request.query_param("tail"); !tail.empty()) {
+    if (!offset.empty()) return invalid_argument("'offset' and 'tail' exclude each other");
+    ASSIGN_OR_RETURN(place.tail, parse_number(tail, "tail", 1, kLogBytes));
+  }
+  return place;
+}
+
 http::Response job_reply(const Job& job) {
   return {.headers = {{"ETag", format("\"{}\"", job.version)}}, .body = render_job(job)};
 }
@@ -288,25 +311,23 @@ void JobsApi::logs(const http::Request& request, const WriterPtr& writer) {
   Result<JobId> id = parse_job_name(request.path_param("id"));
   Result<Job> job = id.ok() ? parts_.store.job(id.value()) : Result<Job>(id.status());
   if (!job.ok()) return void(writer->send(error_reply(job.status())));
-  std::string attempt_text = request.query_param("attempt");
-  std::string offset_text = request.query_param("offset");
-  Result<int64_t> attempt = attempt_text.empty()
-                                ? Result<int64_t>(job.value().attempt)
-                                : parse_number(attempt_text, "attempt", 1, job.value().attempt);
-  Result<int64_t> offset = parse_number(offset_text.empty() ? "0" : offset_text, "offset", 0, INT64_MAX);
-  if (!attempt.ok() || !offset.ok()) {
-    return void(writer->send(error_reply(attempt.ok() ? offset.status() : attempt.status())));
-  }
-  std::string folder = attempt_folder({.folder = parts_.attempts_folder}, job.value().id, attempt.value());
+  Result<LogPlace> place = parse_log_place(request, job.value());
+  if (!place.ok()) return void(writer->send(error_reply(place.status())));
+  std::string folder =
+      attempt_folder({.folder = parts_.attempts_folder}, job.value().id, place.value().attempt);
   std::ifstream file(log_file_of(folder), std::ios::binary);
+  int64_t offset = place.value().offset;
+  if (place.value().tail > 0) {
+    file.seekg(0, std::ios::end);
+    offset = std::max<int64_t>(0, static_cast<int64_t>(file.tellg()) - place.value().tail);
+  }
   std::string text(kLogBytes, '\0');
-  file.seekg(offset.value());
+  file.seekg(offset);
   file.read(text.data(), kLogBytes);
   text.resize(std::max<std::streamsize>(0, file.gcount()));
-  writer->send(
-      {.content_type = "text/plain; charset=utf-8",
-       .headers = {{"X-Next-Offset", std::to_string(offset.value() + static_cast<int64_t>(text.size()))}},
-       .body = text});
+  writer->send({.content_type = "text/plain; charset=utf-8",
+                .headers = {{"X-Next-Offset", std::to_string(offset + static_cast<int64_t>(text.size()))}},
+                .body = text});
 }
 
 void JobsApi::act(JobAction action, const http::Request& request, const WriterPtr& writer) {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kPatienceSeconds = 60;
 constexpr int64_t kMaxFileBytes = 100'000;
+constexpr const char* kMetrics = "llm_dist_num_requests_running 1\nllm_dist_kv_cache_usage_perc 0.5\n";
 constexpr Duration kRest = std::chrono::milliseconds(5);
 
 }  // namespace
@@ -36,6 +37,10 @@ FakeReplica::~FakeReplica() {
 }
 
 void FakeReplica::handle(const http::Request& request, std::shared_ptr<http::ResponseWriter> writer) {
+  if (request.path == "/metrics") {
+    writer->send({.content_type = "text/plain", .body = kMetrics});
+    return;
+  }
   std::string prompt = json::parse(request.body).value("prompt", "");
   std::lock_guard lock(mutex_);
   if (!alive_) return unanswered_.push_back(std::move(writer));
@@ -148,6 +153,10 @@ void BatchFixture::restart() {
   files_->add_routes(*router_);
   replicas_ = std::make_unique<ReplicasApi>(
       ReplicasApi::Parts{.store = *store_, .commit = *commit_, .workers = *workers_});
+  loads_ = std::make_unique<ReplicaLoads>(ReplicaLoads::Parts{.store = *store_, .secrets = secrets_});
+  overview_ = std::make_unique<OverviewApi>(OverviewApi::Parts{
+      .store = *store_, .workers = *workers_, .loads = *loads_, .num_slots = 2, .version = "1"});
+  overview_->add_routes(*router_);
   batches_->add_routes(*router_);
   replicas_->add_routes(*router_);
   server_ = std::move(http::Server::create({}, [this](auto request, auto writer) {

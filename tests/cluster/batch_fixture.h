@@ -17,6 +17,7 @@
 #include "cluster/api/batches_api.h"
 #include "cluster/api/files_api.h"
 #include "cluster/api/jobs_api.h"
+#include "cluster/api/overview_api.h"
 #include "cluster/api/replicas_api.h"
 #include "cluster/batch_runner.h"
 #include "cluster/supervisor.h"
@@ -141,6 +142,8 @@ class BatchFixture : public ::testing::Test {
   std::unique_ptr<FilesApi> files_;
   std::unique_ptr<BatchesApi> batches_;
   std::unique_ptr<ReplicasApi> replicas_;
+  std::unique_ptr<ReplicaLoads> loads_;
+  std::unique_ptr<OverviewApi> overview_;
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<GroupCommit> commit_;  // what is queued when it ends still calls the above
   std::unique_ptr<http::Router> router_;

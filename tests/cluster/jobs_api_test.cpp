@@ -355,6 +355,12 @@ TEST_F(JobsApiTest, LogsGoOnWhereTheyEnded) {
   EXPECT_EQ(logs("?offset=4").body, "two\n");
   EXPECT_EQ(logs("?offset=8").body, "");
   EXPECT_EQ(*logs("?offset=8").headers.find("X-Next-Offset"), "8");
+  EXPECT_EQ(logs("?tail=4").body, "two\n");
+  EXPECT_EQ(*logs("?tail=4").headers.find("X-Next-Offset"), "8");
+  EXPECT_EQ(logs("?tail=99").body, "one\ntwo\n");
+  for (const char* bad : {"?tail=0", "?tail=1048577", "?tail=1&offset=1"}) {
+    EXPECT_EQ(logs(bad).status, 400) << bad;
+  }
   EXPECT_EQ(logs("?attempt=2").status, 400);
   EXPECT_EQ(logs("?offset=-1").status, 400);
 }

@@ -199,6 +199,10 @@ void OpenApiTest::read_and_change_jobs() {
   for (const char* what : {"/attempts", "/logs", "/events"}) ask(404, "GET", one + what, "job-99");
   EXPECT_FALSE(ask(200, "GET", one + "/attempts", "job-1").body["data"][0]["api_key"].is_null());
   ask(200, "GET", one + "/logs", "job-1");
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(loads_->sample().ok());
+    ask(200, "GET", "/v1/overview");
+  }
   ask(400, "GET", one + "/logs", "job-1", "?offset=-1");
   ask(409, "POST", one + "/retry", "job-1");
   ask(200, "POST", one + "/suspend", "job-1");
@@ -314,6 +318,7 @@ void OpenApiTest::register_replica() {
   Reply made = ask(201, "POST", "/v1/jobs", "", "", kServe);
   JobId id = parse_job_name(made.body["id"].get<std::string>()).value();
   ASSERT_TRUE(supervisor_->tick().ok());
+  ask(200, "GET", "/v1/overview");  // starting
   ask(200, "GET", "/v1/jobs/{id}/attempts", job_name(id));
   json body = {{"job", job_name(id)},
                {"attempt", 1},
