@@ -11,6 +11,7 @@
 
 #include "launch/batch_file.h"
 #include "launch/text_model.h"
+#include "src/base/json_text.h"
 #include "src/base/log.h"
 #include "src/base/nearest.h"
 #include "src/engine/engine.h"
@@ -187,7 +188,8 @@ class Batch {
   }
 
   Status submit(const BatchLine& line) {
-    json parsed = json::parse(line.text, nullptr, /*allow_exceptions=*/false);
+    bool deep = json_is_too_deep(line.text);
+    json parsed = deep ? json() : json::parse(line.text, nullptr, /*allow_exceptions=*/false);
     auto job = std::make_shared<Job>();
     job->index = line.index;
     if (parsed.is_object() && parsed.contains("custom_id")) job->custom_id = parsed["custom_id"];

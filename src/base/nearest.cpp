@@ -23,6 +23,9 @@ int edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string_view nearest_word(std::string_view word, std::span<const std::string_view> known) {
+  // A hostile word of megabytes would take seconds; no known one is longer.
+  constexpr size_t kMaxBytes = 256;
+  word = word.substr(0, kMaxBytes);
   std::string_view best;
   int best_distance = std::numeric_limits<int>::max();
   for (std::string_view candidate : known) {

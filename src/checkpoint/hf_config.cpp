@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "src/base/json_text.h"
 #include "src/checkpoint/file.h"
 
 namespace llm_dist::checkpoint {
@@ -18,6 +19,8 @@ constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 
 Result<Json> parse_object(const std::string& path) {
   ASSIGN_OR_RETURN(std::string text, read_text_file(path, kMaxConfigBytes));
+  if (json_is_too_deep(text))
+    return data_loss(format("{}: nested deeper than {} levels", path, kMaxJsonDepth));
   Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded()) return data_loss(format("{}: not JSON", path));
   if (!json.is_object()) return invalid_argument(format("{}: not a JSON object", path));
@@ -288,6 +291,9 @@ std::string class_name(std::string architecture) {
   return architecture + "ForCausalLM";
 }
 
+// Names out of a GGUF file need not be UTF-8.
+std::string dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
 std::string generation_json(const ModelConfig& config) {
   const GenerationDefaults& defaults = config.generation;
   Json json = Json::object();
@@ -303,7 +309,7 @@ std::string generation_json(const ModelConfig& config) {
   put("max_new_tokens", defaults.max_new_tokens);
   put("bos_token_id", config.bos_id);
   if (!config.eos_ids.empty()) json["eos_token_id"] = config.eos_ids;
-  return json.dump(2) + "\n";
+  return dump(json);
 }
 
 }  // namespace
@@ -357,7 +363,7 @@ Result<HfConfigTexts> write_hf_config(const ModelConfig& config) {
                {"torch_dtype", torch_name(config.torch_dtype)}};
   if (config.bos_id) json["bos_token_id"] = *config.bos_id;
   if (!config.eos_ids.empty()) json["eos_token_id"] = config.eos_ids;
-  return HfConfigTexts{.config_json = json.dump(2) + "\n", .generation_config_json = generation_json(config)};
+  return HfConfigTexts{.config_json = dump(json), .generation_config_json = generation_json(config)};
 }
 
 }  // namespace llm_dist::checkpoint

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "src/base/json_text.h"
 #include "src/checkpoint/file.h"
 #include "src/checkpoint/model_config.h"
 
@@ -15,6 +16,11 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;
+
+Status check_depth(std::string_view text, const std::string& path) {
+  if (!json_is_too_deep(text)) return ok_status();
+  return data_loss(format("{}: nested deeper than {} levels", path, kMaxJsonDepth));
+}
 
 // "" where there is no such file.
 Result<std::string> read_optional(const std::string& path) {
@@ -26,6 +32,7 @@ Result<std::string> read_optional(const std::string& path) {
 Result<Json> parse_optional_object(const std::string& path) {
   ASSIGN_OR_RETURN(std::string text, read_optional(path));
   if (text.empty()) return Json(Json::object());
+  RETURN_IF_ERROR(check_depth(text, path));
   Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) return data_loss(format("{}: not a JSON object", path));
   return json;
@@ -62,6 +69,7 @@ Result<Json> read_added_tokens(const std::string& tokenizer_json, const std::str
   auto keep = [](int depth, Json::parse_event_t event, Json& parsed) {
     return !(depth == 1 && event == Json::parse_event_t::key && parsed != "added_tokens");
   };
+  RETURN_IF_ERROR(check_depth(tokenizer_json, path));
   Json json = Json::parse(tokenizer_json, keep, false);
   if (!json.is_object()) return data_loss(format("{}: not a JSON object", path));
   return json.value("added_tokens", Json::array());

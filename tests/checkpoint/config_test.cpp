@@ -5,6 +5,8 @@
 
 #include "src/checkpoint/gguf_model.h"
 #include "src/checkpoint/hf_config.h"
+#include "src/checkpoint/hf_index.h"
+#include "src/checkpoint/hf_tokenizer.h"
 #include "tests/checkpoint/tiny_model.h"
 
 namespace llm_dist::checkpoint {
@@ -38,6 +40,57 @@ TEST(HfConfig, ReadsWhatWasWritten) {
   EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(config.bos_id, 1);
   EXPECT_EQ(config.eos_ids, std::vector<int32_t>{2});
+}
+
+// A tree of this depth could be parsed, and then not be copied, compared or printed.
+std::string nested(const std::string& before, const std::string& after) {
+  constexpr int kLevels = 200'000;
+  return before + std::string(kLevels, '[') + std::string(kLevels, ']') + after;
+}
+
+TEST(HfConfig, DeepNestingIsRefused) {
+  TempDir dir;
+  for (const char* field : {"{\"eos_token_id\":", "{\"quantization_config\":{\"quant_method\":"}) {
+    write_file(dir / "config.json",
+               nested(field, std::string_view(field).starts_with("{\"eos") ? "}" : "}}"));
+    auto read = read_hf_config(dir.path());
+    ASSERT_FALSE(read.ok());
+    EXPECT_EQ(read.status().code(), StatusCode::kDataLoss);
+    EXPECT_NE(read.status().message().find("nested"), std::string::npos);
+  }
+  write_file(dir / "model.safetensors.index.json", nested("{\"weight_map\":{\"x\":", "}}"));
+  EXPECT_NE(list_hf_files(dir.path()).status().message().find("nested"), std::string::npos);
+}
+
+TEST(HfConfig, DeepTokenizerFilesAreRefused) {
+  TempDir dir;
+  for (const char* before : {"{\"added_tokens\":", "{\"added_tokens\":[{\"content\":\"<s>\",\"id\":"}) {
+    write_file(dir / "tokenizer.json", nested(before, "}"));
+    write_file(dir / "tokenizer_config.json", R"({"bos_token": "<s>"})");
+    EXPECT_NE(read_hf_tokenizer(dir.path()).status().message().find("tokenizer.json: nested"),
+              std::string::npos);
+  }
+  write_file(dir / "tokenizer_config.json", nested(R"({"chat_template":[{"template":"x","name":)", "}]}"));
+  EXPECT_NE(read_hf_tokenizer(dir.path()).status().message().find("tokenizer_config.json: nested"),
+            std::string::npos);
+}
+
+TEST(HfIndex, AShardIsAFileBesideTheIndex) {
+  TempDir dir;
+  write_file(dir / "a", "x");
+  for (const char* name : {"a\\u0000b", ".", "..", "", "../a"}) {
+    write_file(dir / "model.safetensors.index.json", format(R"({"weight_map":{"x":"{}"}})", name));
+    EXPECT_FALSE(list_hf_files(dir.path()).ok()) << name;
+  }
+}
+
+// What a GGUF file calls its architecture need not be text.
+TEST(HfConfig, WritesAnArchitectureThatIsNoUtf8) {
+  ModelConfig config = read_with(Json::object())->config;
+  config.architecture = "l\xFFm";
+  auto texts = write_hf_config(config);
+  ASSERT_OK(texts);
+  EXPECT_TRUE(Json::accept(texts->config_json));
 }
 
 TEST(HfConfig, OldLlamaWithoutHeadCounts) {
