@@ -89,6 +89,15 @@ Outcome read_requests(std::string_view bytes, size_t packet) {
   return outcome;
 }
 
+// The same requests, as far as neither is refused: a header that will be refused may be waited for first, and
+// a line above a limit be taken whole and refused in pieces.
+bool agree(const Outcome& a, const Outcome& b) {
+  size_t both = std::min(a.messages.size(), b.messages.size());
+  bool same =
+      std::equal(a.messages.begin(), a.messages.begin() + static_cast<ptrdiff_t>(both), b.messages.begin());
+  return same && (a.refused || b.refused || a.messages.size() == b.messages.size());
+}
+
 Outcome read_response(std::string_view bytes, size_t packet) {
   Outcome outcome;
   std::string body;
@@ -131,10 +140,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto requests = fuzz::read_requests(bytes, bytes.size());
   auto response = fuzz::read_response(bytes, bytes.size());
   for (size_t packet : {size_t{1}, size_t{7}, (bytes.size() + 1) / 2}) {
-    // A header that will be refused may be waited for first.
-    CHECK(fuzz::read_requests(bytes, packet).messages == requests.messages,
-          "requests in packets of {}",
-          packet);
+    CHECK(fuzz::agree(fuzz::read_requests(bytes, packet), requests), "requests in packets of {}", packet);
     CHECK(fuzz::read_response(bytes, packet) == response, "a response in packets of {}", packet);
   }
   return 0;
