@@ -123,7 +123,8 @@ class RequestParser::Impl : public CollectingParser<true> {
     } else if (coding &&
                (headers_.count("Transfer-Encoding") > 1 || !equals_ignoring_case(*coding, "chunked"))) {
       error_ = {501, "the only transfer coding served is chunked"};
-    } else if (headers_.count("Content-Length") > 1) {
+    } else if (const std::string* length = headers_.find("Content-Length");
+               headers_.count("Content-Length") > 1 || (length && length->find(',') != std::string::npos)) {
       error_ = {400, "Content-Length is given twice"};
     } else if (hosts > 1 || (hosts == 0 && !http_1_0_)) {
       error_ = {400, "a request needs exactly one Host"};
