@@ -12,7 +12,7 @@
 #include "src/base/check.h"
 #include "src/base/status.h"
 
-// What libFuzzer and replay.cpp call.
+// What replay.cpp calls, and would libFuzzer.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace llm_dist::fuzz {
