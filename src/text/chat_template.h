@@ -24,8 +24,10 @@ struct ChatTemplateOptions {
   std::chrono::milliseconds timeout{5000};
 };
 
-// A template is not trusted: instructions, recursion, output and time are bounded. Immutable after create();
-// render() may run on several threads at once, each on a short-lived thread of its own.
+// A template is not trusted: instructions, recursion, output, memory and time are bounded. Immutable after
+// create(); render() may run on several threads at once, each on a short-lived thread of its own. A render
+// that uses up its memory keeps that and its thread; after a few of them in a process nothing is rendered any
+// more.
 class ChatTemplate {
  public:
   // kInvalidArgument: the template does not parse (with the line).

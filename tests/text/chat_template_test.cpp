@@ -153,6 +153,22 @@ TEST(ChatTemplate, HostileTemplatesAreStopped) {
   EXPECT_FALSE(ChatTemplate::create(std::string(100000, '(') + "{{" + std::string(100000, '('), "", "").ok());
 }
 
+// Three of the four renders that may stand still in a process: the last test of this program's templates.
+TEST(ChatTemplateMemory, IsBounded) {
+  for (const char* hostile :
+       {"{{ 'x' | indent(99999999999999) }}",
+        "{% set ns = namespace(t='ab') %}{% for i in range(60) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}",
+        "{% set ns = namespace(v=['a' * 1000000]) %}{% for i in range(1000) %}"
+        "{% set ns.v = ns.v + [ns.v | join ~ 'b'] %}{% endfor %}"}) {
+    EXPECT_NE(error_of(hostile).find("256 MiB of memory"), std::string::npos) << hostile;
+    EXPECT_EQ(make("{{ messages[0].content }}").render(kHello).value(), "Hi") << "others go on";
+  }
+  // What is given back counts no more.
+  const auto text =
+      make("{% for i in range(2000) %}{% set x = 'x' * 1000000 %}{% endfor %}done").render(kHello);
+  EXPECT_EQ(text.value(), "done");
+}
+
 TEST(ChatTemplate, DeepValuesDoNotOverflowTheStack) {
   // About as deep as the instructions reach: the first renders, the second is stopped on the way.
   const auto nested = [](int hundreds, std::string_view use) {

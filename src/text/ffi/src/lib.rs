@@ -5,6 +5,7 @@
 mod abi;
 mod bpe;
 mod json;
+mod memory;
 mod pre_tokenizer;
 mod template;
 mod tokenizer;

@@ -1,12 +1,13 @@
 //! Chat templates. A template comes with a model file and is not trusted: it runs on a thread of its own with a
-//! budget of instructions, of output, of stack and of time.
+//! budget of instructions, of output, of memory, of stack and of time.
 
 use std::ffi::CString;
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::mpsc::{channel, TryRecvError};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{escape_formatter, Environment, Error, ErrorKind, Output, State};
@@ -14,11 +15,16 @@ use serde_json::{Map, Value as Json};
 
 use crate::abi::{catch, guard, Bytes, Sink};
 use crate::json::tojson;
+use crate::memory::{num_stopped_threads, Budget};
 
 const NAME: &str = "chat";
 /// A long conversation costs some hundred instructions a message.
 const MAX_INSTRUCTIONS: u64 = 2_000_000;
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
+/// Several times what the longest conversation of a request needs.
+const MAX_MEMORY_BYTES: usize = 256 << 20;
+/// A render that used up its memory keeps it.
+const MAX_STOPPED_RENDERS: usize = 4;
 /// Values that a template nests as deep as its instructions allow (400,000 levels) are dropped, printed and compared
 /// recursively, at up to 420 bytes a level. Only the pages touched become memory.
 const STACK_BYTES: usize = 512 << 20;
@@ -133,30 +139,54 @@ impl Handle {
     }
 
     /// Renders on a thread of its own. A template that outlasts the limit is left behind there: its instructions are
-    /// bounded, so that the thread ends by itself.
+    /// bounded, so that the thread ends by itself. One that uses up its memory stays.
     fn render(&self, request: &Request) -> Result<String, String> {
+        if num_stopped_threads() >= MAX_STOPPED_RENDERS {
+            return Err(format!("{MAX_STOPPED_RENDERS} conversations have {USED_UP}; nothing is rendered any more"));
+        }
         let context = self.context(request)?;
         let environment = Arc::clone(&self.environment);
         let now = request.now;
+        let budget = Budget::new(MAX_MEMORY_BYTES);
+        let own_budget = Arc::clone(&budget);
+        let waiter = thread::current();
         let (result_in, result_out) = channel();
-        std::thread::Builder::new()
+        thread::Builder::new()
             .name("chat-template".into())
             .stack_size(STACK_BYTES)
             .spawn(move || {
+                let result = own_budget.limit(|| catch(|| render_here(&environment, context, now)));
                 // The other side may have given up; then nobody wants the result.
-                let _ = result_in.send(catch(|| render_here(&environment, context, now)));
+                let _ = result_in.send(result);
+                waiter.unpark();
             })
             .map_err(|e| format!("internal: no thread for the chat template: {e}"))?;
-        result_out.recv_timeout(request.timeout).unwrap_or_else(|e| match e {
-            RecvTimeoutError::Timeout => Err(format!(
-                "the chat template took longer than {} ms; shorten the conversation or give another template with \
-                 --chat-template",
-                request.timeout.as_millis()
-            )),
-            RecvTimeoutError::Disconnected => Err("internal: the chat template's thread ended early".into()),
-        })
+        let deadline = Instant::now() + request.timeout;
+        loop {
+            match result_out.try_recv() {
+                Ok(result) => return result,
+                Err(TryRecvError::Disconnected) => {
+                    return Err("internal: the chat template's thread ended early".into())
+                }
+                Err(TryRecvError::Empty) => {}
+            }
+            if budget.is_used_up() {
+                return Err(format!("a conversation has {USED_UP}; shorten it, or give another with --chat-template"));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(format!(
+                    "the chat template took longer than {} ms; shorten the conversation or give another template with \
+                     --chat-template",
+                    request.timeout.as_millis()
+                ));
+            }
+            thread::park_timeout(left);
+        }
     }
 }
+
+const USED_UP: &str = "used up the 256 MiB of memory that a chat template may hold";
 
 /// A buffer that refuses to outgrow `MAX_OUTPUT_BYTES`.
 struct Bounded(Vec<u8>);
