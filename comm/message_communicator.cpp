@@ -43,6 +43,7 @@ Status MessageCommunicator::run(const CollectiveCall& call) {
   Status status = collective(call);
   if (status.ok()) return status;
   group_.channel->cancel();
+  group_.notices->read_notices();  // what a peer said before it left tells more than that it left
   abort(status);
   return group_.error->get();
 }

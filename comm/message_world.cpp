@@ -135,8 +135,9 @@ Status MessageWorld::wait(Deadline deadline, std::string_view what) {
 // A message that comes after all would be taken for the next call's: there is none.
 Status MessageWorld::end_channel(Status cause) {
   channel_->cancel();
-  world_error_->set(cause);
-  return cause;
+  read_notices();  // what a peer said before it left tells more than that it left
+  world_error_->set(std::move(cause));
+  return world_error_->get();
 }
 
 // Lengths first, then the bytes.
