@@ -37,9 +37,13 @@ class CudaGolden : public testing::TestWithParam<const char*> {
                                     {.tp = 2, .pp = 1},
                                     {.tp = 1, .pp = 2},
                                     {.tp = 2, .pp = 1, .sequence_parallel = true},
+                                    {.tp = 3, .pp = 1},
+                                    {.tp = 1, .pp = 3},
                                     {.tp = 4, .pp = 1},
+                                    {.tp = 4, .pp = 1, .sequence_parallel = true},
                                     {.tp = 1, .pp = 4},
-                                    {.tp = 2, .pp = 2}}) {
+                                    {.tp = 2, .pp = 2},
+                                    {.tp = 2, .pp = 2, .sequence_parallel = true}}) {
       if (layout.world_size() <= module_->visible_devices()) fitting.push_back(layout);
     }
     return fitting;
