@@ -18,7 +18,7 @@ constexpr Ways kWays[] = {
     {"Packets", PeerLimits{.packets_bytes = kEverything}},
     {"OneShot", PeerLimits{.one_shot_bytes = kEverything}},
     {"TwoShot", PeerLimits{.two_shot_bytes = kEverything}},
-    {"AllWays", PeerLimits{.packets_bytes = 4096, .one_shot_bytes = 32768, .two_shot_bytes = 400000}},
+    {"AllWays", PeerLimits{.packets_bytes = 4096, .one_shot_bytes = 32768, .two_shot_bytes = 512 << 10}},
 };
 
 class P2p : public testing::TestWithParam<std::tuple<int, Ways>> {
