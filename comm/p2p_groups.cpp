@@ -99,13 +99,11 @@ void say_which(const PeerGroup& group, const Status& why) {
     log_info("group {}: all-reduces over NCCL ({})", group.info.name, why.message());
     return;
   }
-  log_info(
-      "group {}: all-reduces of up to {} KiB over peer memory, with the norm behind them up to {} KiB, "
-      "larger "
-      "ones over NCCL",
-      group.info.name,
-      group.limits.largest() / 1024,
-      group.limits.norm_bytes / 1024);
+  const int64_t norms = group.limits.norm_bytes / 1024;
+  log_info("group {}: all-reduces of up to {} KiB over peer memory{}, larger ones over NCCL",
+           group.info.name,
+           group.limits.largest() / 1024,
+           norms > 0 ? format(", with the norm behind them up to {} KiB", norms) : std::string());
 }
 
 }  // namespace

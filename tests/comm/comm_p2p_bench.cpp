@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kLeastBytes = 2 << 10;
 constexpr int64_t kMostBytes = 16 << 20;
-constexpr int64_t kHidden = 4096;
 constexpr int64_t kMostRows = 128;
 constexpr int kCallsInGraph = 64;
 constexpr int kReplays = 41;
@@ -91,25 +90,30 @@ void compare_ways(Bench& bench, std::span<const int> ranks, bool prints) {
 }
 
 // All-reduce, then add_rms_norm; and both in one.
-void compare_norms(const kernels::CudaModule& module, Bench& bench, std::span<const int> ranks, bool prints) {
+void compare_norms(const kernels::CudaModule& module,
+                   Bench& bench,
+                   std::span<const int> ranks,
+                   int64_t hidden,
+                   bool prints) {
+  const int64_t most_bytes = kMostRows * hidden * 2;
   PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()));
-  limits.norm_bytes = kMostRows * kHidden * 2;
+  limits.norm_bytes = most_bytes;
   std::unique_ptr<kernels::OpState> state =
-      module.ops->make_state(bench.backend, {.max_tokens = kMostRows, .max_features = kHidden}).value();
+      module.ops->make_state(bench.backend, {.max_tokens = kMostRows, .max_features = hidden}).value();
   auto group =
       make_p2p_communicator(bench.world, ranks, "norms", bench.world.rank_info().rank, limits).value();
   auto& reducer = dynamic_cast<NormReducer&>(*group);
-  const int64_t most_bytes = kMostRows * kHidden * 2;
-  const Tensor weight = bench.data.view(DType::kBF16, {kHidden}, 2 * most_bytes);
+  const Tensor weight = bench.data.view(DType::kBF16, {hidden}, 2 * most_bytes);
   if (prints)
-    std::printf("%10s %10s %10s   us in a graph, rows of %lld\n",
+    std::printf("%10s %10s %10s   us in a graph, rows of %lld, %zu GPUs\n",
                 "rows",
                 "apart",
                 "one kernel",
-                static_cast<long long>(kHidden));
+                static_cast<long long>(hidden),
+                ranks.size());
   for (int64_t rows = 1; rows <= kMostRows; rows *= 2) {
-    const Tensor x = bench.data.view(DType::kBF16, {rows, kHidden});
-    const Tensor residual = bench.data.view(DType::kBF16, {rows, kHidden}, most_bytes);
+    const Tensor x = bench.data.view(DType::kBF16, {rows, hidden});
+    const Tensor residual = bench.data.view(DType::kBF16, {rows, hidden}, most_bytes);
     double apart = measure(bench, [&] {
       group->all_reduce(x, ReduceOp::kSum, bench.stream);
       module.ops->add_rms_norm(
@@ -136,7 +140,7 @@ void run_rank(const kernels::CudaModule& module, ThreadWorld& threads, int rank)
   std::vector<int> ranks(static_cast<size_t>(world->rank_info().size));
   std::iota(ranks.begin(), ranks.end(), 0);
   compare_ways(bench, ranks, rank == 0);
-  compare_norms(module, bench, ranks, rank == 0);
+  for (int64_t hidden : {4096, 8192}) compare_norms(module, bench, ranks, hidden, rank == 0);
 }
 
 int run(int wanted) {

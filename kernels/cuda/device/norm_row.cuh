@@ -9,7 +9,7 @@
 
 namespace llm_dist::kernels {
 
-constexpr int kMostNormThreads = 512;
+constexpr int kMostNormThreads = 1024;
 
 // Of the block for a row of `width` elements, `vec` of them an access: whole warps.
 constexpr int norm_threads(int64_t width, int vec) {
