@@ -143,7 +143,8 @@ void reduce_parts(
     case DType::kBF16: return reduce_by_op<BFloat16>(op, parts, count, out);
     case DType::kI32: return reduce_by_op<int32_t>(op, parts, count, out);
     case DType::kI64: return reduce_by_op<int64_t>(op, parts, count, out);
-    case DType::kU8: break;
+    case DType::kU8:
+    case DType::kF8E4M3: break;
   }
   CHECK(false, "a reduction over {}", dtype);
 }

@@ -22,6 +22,7 @@ struct OpStateOptions {
   int64_t max_sequences = 0;
   int64_t vocab_size = 0;  // widest row of logits, padded
   LinearKernels linear = LinearKernels::kFastest;
+  bool f8_weights = false;  // some linear layers have f8_e4m3 weights
   // A row's results have the same bits whatever stands beside it. failed_precondition where a device has no
   // such kernels.
   bool batch_invariant = false;

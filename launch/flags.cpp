@@ -89,6 +89,11 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
       ->capture_default_str();
   app.add_option("--load-format", flags.load_format, "auto, safetensors, gguf, dummy (made-up weights)")
       ->capture_default_str();
+  app.add_option("--quantization",
+                 flags.quantization,
+                 "Weights of linear layers: auto (as the checkpoint has them) or fp8 (E4M3, a scale a row)")
+      ->check(CLI::IsMember({"auto", "fp8"}))
+      ->capture_default_str();
   app.add_option(
       "--max-model-len", flags.max_model_len, "Tokens of prompt and output of one sequence (0: the model's)");
   app.add_option(
@@ -256,6 +261,10 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   if (flags.memory.kv_cache_dtype != "auto") {
     ASSIGN_OR_RETURN(options.kv_dtype, parse_dtype("--kv-cache-dtype", flags.memory.kv_cache_dtype));
   }
+  if (flags.model.quantization == "fp8") options.quantization = WeightScheme::kF8E4M3;
+  // Made-up weights are dense until they are loaded.
+  if (checkpoint.load_format() == checkpoint::LoadFormat::kDummy && !options.quantization)
+    options.quantization = config.quantization;
   options.max_model_len = config.max_position_embeddings;
   if (flags.model.max_model_len > 0) {
     if (flags.model.max_model_len > config.max_position_embeddings) {

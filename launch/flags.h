@@ -21,6 +21,7 @@ struct ModelFlags {
   std::string model;
   std::string dtype = "auto";
   std::string load_format = "auto";
+  std::string quantization = "auto";
   int64_t max_model_len = 0;
   std::string device = "auto";
   std::string tokenizer;      // directory with another tokenizer.json, or empty

@@ -38,6 +38,7 @@ void print_json(const std::vector<engine::MemoryPlan>& plans,
   }
   nlohmann::json out = {{"tp", options.layout.tp},
                         {"pp", options.layout.pp},
+                        {"quantization", options.quantization ? nlohmann::json("fp8") : nlohmann::json()},
                         {"max_model_len", options.max_model_len},
                         {"ranks", ranks}};
   std::printf("%s\n", out.dump(2).c_str());
@@ -73,6 +74,10 @@ Status plan(const PlanFlags& flags) {
     print_json(plans, options, memory);
     return ok_status();
   }
+  if (options.quantization)
+    std::printf("linear layers in %s, embedding, head and norms in %s\n",
+                std::string(to_string(*options.quantization)).c_str(),
+                std::string(to_string(options.dtype)).c_str());
   std::printf("%s as %s (%s), %s activations, %s KV cache, up to %lld tokens a sequence\n\n%s",
               checkpoint->path().c_str(),
               to_string(options.layout).c_str(),

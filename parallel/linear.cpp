@@ -19,6 +19,7 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
     output_size_ += part.rows.count;
   }
   matrix.rows = vector.size = output_size_;
+  matrix.is_linear = true;
   output_ = context.arena->declare(output, RowKind::kTokens, output_size_, context.dtype);
   context.weights->matrices.push_back(std::move(matrix));
   if (bias) context.weights->vectors.push_back(std::move(vector));
@@ -38,7 +39,8 @@ RowParallelLinear::RowParallelLinear(
   context.weights->matrices.push_back({&weight_,
                                        output_size,
                                        input.count,
-                                       {{name + ".weight", 0, output_size, input.begin, input.count, 0}}});
+                                       {{name + ".weight", 0, output_size, input.begin, input.count, 0}},
+                                       /*is_linear=*/true});
   if (bias && context.mesh.rank_tp() == 0) {
     context.weights->vectors.push_back({&bias_, output_size, {{name + ".bias", 0, output_size, 0, 1, 0}}});
   }

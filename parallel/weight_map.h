@@ -28,6 +28,7 @@ struct MatrixSlot {
   int64_t rows = 0;
   int64_t cols = 0;
   std::vector<WeightPiece> pieces;
+  bool is_linear = false;  // of a layer between embedding and head, which may be quantized as it is loaded
 };
 
 // A vector (norm weight, bias) in the activations' dtype.

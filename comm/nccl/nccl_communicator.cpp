@@ -28,7 +28,8 @@ ncclDataType_t data_type(DType dtype) {
     case DType::kBF16: return ncclBfloat16;
     case DType::kI32: return ncclInt32;
     case DType::kI64: return ncclInt64;
-    case DType::kU8: return ncclUint8;
+    case DType::kU8:
+    case DType::kF8E4M3: return ncclUint8;  // moved, never summed
   }
   return ncclUint8;
 }

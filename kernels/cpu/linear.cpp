@@ -1,6 +1,7 @@
 #include "kernels/cpu/linear.h"
 
 #include "kernels/cpu/linear_dense.h"
+#include "kernels/cpu/linear_f8.h"
 #include "kernels/cpu/linear_quantized.h"
 #include "src/device/cpu/cpu_stream.h"
 
@@ -28,6 +29,11 @@ void check_linear(const CpuOpState& state, const LinearParams& params) {
   CHECK_LE(tokens, state.options().max_tokens);
   CHECK_LE(weight.k, state.options().max_features);
   CHECK(weight.parts[0] || weight.n == 0, "a linear layer without weights");
+  CHECK(!has_row_scales(weight.scheme) ||
+            (weight.parts[1].dtype == DType::kF32 && weight.parts[1].numel() == weight.n),
+        "scales {} for n = {}",
+        weight.parts[1].to_string(),
+        weight.n);
 }
 
 }  // namespace
@@ -39,6 +45,10 @@ void linear_cpu(OpState& state, device::Stream& stream, const LinearParams& para
   device::CpuStream& queue = device::as_cpu(stream);
   if (is_quantized(params.weight.scheme)) {
     queue.enqueue([&cpu, params] { run_quantized_linear(cpu, params); });
+    return;
+  }
+  if (params.weight.scheme == WeightScheme::kF8E4M3) {
+    queue.enqueue([&cpu, params] { run_f8_linear(cpu, params); });
     return;
   }
   queue.enqueue([&cpu, &queue, params] {

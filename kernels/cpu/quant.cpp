@@ -58,6 +58,7 @@ void dequantize_row(WeightScheme scheme, const std::byte* src, float* dst, int64
     case WeightScheme::kF32: return widen<float>(src, dst, k);
     case WeightScheme::kF16: return widen<Float16>(src, dst, k);
     case WeightScheme::kBF16: return widen<BFloat16>(src, dst, k);
+    case WeightScheme::kF8E4M3: return widen<Float8E4M3>(src, dst, k);
     default: break;
   }
   CHECK(k % kBlockValues == 0, "a row of {} values in blocks of {}", k, kBlockValues);
@@ -70,7 +71,11 @@ void dequantize_weight_row(const Weight& weight, int64_t row, float* dst) {
   const auto* rows = static_cast<const std::byte*>(weight.parts[0].data);
   const int64_t bytes = row_bytes(weight.scheme, weight.k);
   if (!weight.packed || row >= weight.n / kPackedRows * kPackedRows) {
-    return dequantize_row(weight.scheme, rows + row * bytes, dst, weight.k);
+    dequantize_row(weight.scheme, rows + row * bytes, dst, weight.k);
+    if (!has_row_scales(weight.scheme)) return;
+    const float scale = weight.parts[1].as<float>()[row];
+    for (int64_t i = 0; i < weight.k; ++i) dst[i] *= scale;
+    return;
   }
   const std::byte* group = rows + row / kPackedRows * kPackedRows * bytes;
   std::byte block[kBlockValues + 2];

@@ -1,4 +1,4 @@
-// Block-quantized weights on CPU: rows back to floats, and the packed layout of prepare_weight.
+// Quantized weights on CPU: rows back to floats, and the packed layout of prepare_weight.
 //
 // Packed: groups of 16 rows, each 16 · row_bytes(k) bytes at the place where its rows were; rows left over
 // (n mod 16) stay plain behind them. A group holds its k / 32 blocks one after another; a block of a group is
@@ -16,7 +16,7 @@ namespace llm_dist::kernels {
 
 inline constexpr int64_t kPackedRows = 16;
 
-// One plain row of k values of any scheme, dense ones included, to floats.
+// One plain row of k values of any scheme, dense ones included, to floats; f8_e4m3 without its scale.
 void dequantize_row(WeightScheme scheme, const std::byte* src, float* dst, int64_t k);
 
 // Row `row` of a weight on CPU, packed or not, dense or quantized: k floats.

@@ -17,8 +17,10 @@ Result<std::unique_ptr<OpState>> make_state(device::Backend& backend, const OpSt
   return std::unique_ptr<OpState>(std::move(state));
 }
 
-// Dense weights of the activations' own type; the loader converts the others.
-bool takes_weight(WeightScheme scheme, DType activation) { return scheme == scheme_of(activation); }
+// Dense weights of the activations' own type, and f8_e4m3 beside 16-bit ones; the loader converts the others.
+bool takes_weight(WeightScheme scheme, DType activation) {
+  return scheme == scheme_of(activation) || (scheme == WeightScheme::kF8E4M3 && activation != DType::kF32);
+}
 
 Status prepare_weight(OpState&, device::Stream&, Weight&) { return ok_status(); }
 

@@ -5,8 +5,19 @@
 namespace llm_dist::kernels {
 
 int64_t CudaOpState::workspace_bytes(const OpStateOptions& options) {
-  return kMatmulBytes + kAttentionBytes + attention_plan_bytes(options) +
-         2 * options.max_sequences * options.vocab_size * int64_t{sizeof(float)};
+  const int64_t sample_bytes = 2 * options.max_sequences * options.vocab_size * int64_t{sizeof(float)};
+  return kMatmulBytes + kAttentionBytes + aligned(attention_plan_bytes(options) + sample_bytes) +
+         code_bytes(options) + code_scale_bytes(options);
+}
+
+MatmulMemory CudaOpState::matmul_memory(const OpStateOptions& options, std::byte* memory) {
+  MatmulMemory made{.workspace = memory, .workspace_bytes = kMatmulBytes};
+  if (!options.f8_weights) return made;
+  std::byte* codes = memory + workspace_bytes(options) - code_bytes(options) - code_scale_bytes(options);
+  made.codes = reinterpret_cast<uint8_t*>(codes);
+  made.codes_bytes = code_bytes(options);
+  made.scales = reinterpret_cast<float*>(codes + code_bytes(options));
+  return made;
 }
 
 Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
@@ -14,9 +25,10 @@ Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
   ASSIGN_OR_RETURN(device::Buffer buffer,
                    backend.allocate(workspace_bytes(options), device::MemoryKind::kDevice));
   const std::string cache = user_cache_folder();
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<Matmul> matmul,
-      Matmul::make(buffer.data(), kMatmulBytes, cache.empty() ? cache : cache + "/llm-dist", options.linear));
+  ASSIGN_OR_RETURN(std::unique_ptr<Matmul> matmul,
+                   Matmul::make(matmul_memory(options, buffer.data()),
+                                cache.empty() ? cache : cache + "/llm-dist",
+                                options.linear));
   return std::unique_ptr<CudaOpState>(new CudaOpState(options, std::move(buffer), std::move(matmul)));
 }
 

@@ -37,6 +37,17 @@ class CudaOpState : public OpState {
   CudaOpState(const OpStateOptions& options, device::Buffer buffer, std::unique_ptr<Matmul> matmul)
       : options_(options), buffer_(std::move(buffer)), matmul_(std::move(matmul)) {}
 
+  static constexpr int64_t kAlignment = 256;
+  static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+  // Of activations in f8_e4m3.
+  static int64_t code_bytes(const OpStateOptions& options) {
+    return options.f8_weights ? aligned(options.max_tokens * options.max_features) : 0;
+  }
+  static int64_t code_scale_bytes(const OpStateOptions& options) {
+    return options.f8_weights ? aligned(options.max_tokens * int64_t{sizeof(float)}) : 0;
+  }
+  static MatmulMemory matmul_memory(const OpStateOptions& options, std::byte* memory);
+
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;

@@ -21,10 +21,15 @@ void check_linear(const LinearParams& params) {
   check_rows(params.x);
   check_rows(params.out);
   const Weight& weight = params.weight;
-  CHECK(weight.scheme == scheme_of(params.x.dtype),
+  const bool scaled = weight.scheme == WeightScheme::kF8E4M3 && params.x.dtype != DType::kF32;
+  CHECK(scaled || weight.scheme == scheme_of(params.x.dtype),
         "a weight in {} for {}",
         weight.scheme,
         params.x.to_string());
+  CHECK(!scaled || (weight.parts[1].dtype == DType::kF32 && weight.parts[1].numel() == weight.n),
+        "scales {} for n = {}",
+        weight.parts[1].to_string(),
+        weight.n);
   CHECK(params.x.dim(1) == weight.k && params.out.dim(1) == weight.n && params.out.dim(0) == params.x.dim(0),
         "{} by [{}, {}] to {}",
         params.x.to_string(),
@@ -45,8 +50,11 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
   check_linear(params);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.out.numel() == 0 || !cuda.enter()) return;
-  const MatmulOperands operands{
-      .x = params.x.data, .w = params.weight.parts[0].data, .bias = params.bias.data, .y = params.out.data};
+  const MatmulOperands operands{.x = params.x.data,
+                                .w = params.weight.parts[0].data,
+                                .bias = params.bias.data,
+                                .w_scales = static_cast<const float*>(params.weight.parts[1].data),
+                                .y = params.out.data};
   const MatmulShape shape{.m = params.x.dim(0),
                           .n = params.weight.n,
                           .k = params.weight.k,
@@ -55,9 +63,10 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
                           .in = params.x.dtype,
                           .out = params.out.dtype,
                           .has_bias = static_cast<bool>(params.bias),
+                          .f8_weight = params.weight.scheme == WeightScheme::kF8E4M3,
                           .alignment = common_alignment(operands)};
   CudaOpState& mine = as_cuda_state(state);
-  if (mine.options().linear != LinearKernels::kLibrary && takes_skinny_linear(shape)) {
+  if (mine.options().linear != LinearKernels::kLibrary && shape.m == 1 && takes_skinny_linear(shape)) {
     return cuda.check(launch_skinny_linear(shape, operands, cuda.handle()), "linear");
   }
   mine.matmul().run(shape, operands, cuda);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cuda/quantize_rows.h"
+#include "kernels/cuda/skinny_linear.h"
 #include "src/base/log.h"
 #include "src/device/cuda/cuda_error.h"
 
@@ -19,6 +21,8 @@ static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 // In the place of a library's algorithm: ours, then in how many parts. The library's first word is a small
 // number.
 constexpr uint64_t kStreamed = 0x73747265616d6564;
+// One row of x after the other, whatever the shape.
+constexpr int kByRows = -1;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
@@ -51,6 +55,7 @@ cudaDataType_t data_type(DType dtype) {
     case DType::kF32: return CUDA_R_32F;
     case DType::kF16: return CUDA_R_16F;
     case DType::kBF16: return CUDA_R_16BF;
+    case DType::kF8E4M3: return CUDA_R_8F_E4M3;
     default: CHECK(false, "a matrix product in {}", dtype);
   }
   return CUDA_R_32F;
@@ -99,6 +104,8 @@ struct Matmul::Plan {
                        "cublasLtMatmulDescSetAttribute");
   }
   Status describe(const MatmulShape& shape);
+  // What is an argument of each call, though it travels in the description.
+  Status point_to(const MatmulShape& shape, const MatmulOperands& operands, const float* x_scales);
   // What the library offers, `most` at most, best guess first.
   Result<std::vector<Candidate>> library_candidates(cublasLtHandle_t handle,
                                                     const MatmulShape& shape,
@@ -122,9 +129,23 @@ Status Matmul::Plan::describe(const MatmulShape& shape) {
             made, data_type(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), stride),
         "cublasLtMatrixLayoutCreate");
   };
-  RETURN_IF_ERROR(layout(&w, shape.in, shape.k, shape.n, shape.k));
-  RETURN_IF_ERROR(layout(&x, shape.in, shape.k, shape.m, shape.x_stride));
+  if (shape.f8_weight) {
+    for (auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
+      RETURN_IF_ERROR(set(attribute, int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F}));
+  }
+  const DType in = shape.f8_weight ? DType::kF8E4M3 : shape.in;
+  RETURN_IF_ERROR(layout(&w, in, shape.k, shape.n, shape.k));
+  RETURN_IF_ERROR(layout(&x, in, shape.k, shape.m, shape.f8_weight ? shape.k : shape.x_stride));
   return layout(&y, shape.out, shape.n, shape.m, shape.y_stride);
+}
+
+Status Matmul::Plan::point_to(const MatmulShape& shape,
+                              const MatmulOperands& operands,
+                              const float* x_scales) {
+  if (shape.has_bias) RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias));
+  if (!shape.f8_weight) return ok_status();
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.w_scales));
+  return set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales);
 }
 
 Result<std::vector<Matmul::Candidate>> Matmul::Plan::library_candidates(cublasLtHandle_t handle,
@@ -165,14 +186,12 @@ bool Matmul::Plan::takes(cublasLtHandle_t handle,
 }
 
 Matmul::Matmul(cublasLtHandle_t handle,
-               void* workspace,
-               int64_t workspace_bytes,
+               const MatmulMemory& memory,
                MatmulChoices choices,
                StreamedLinear streamed,
                LinearKernels kernels)
     : handle_(handle),
-      workspace_(workspace),
-      workspace_bytes_(workspace_bytes),
+      memory_(memory),
       choices_(std::move(choices)),
       streamed_(streamed),
       kernels_(kernels) {}
@@ -182,8 +201,7 @@ Matmul::~Matmul() {
   (void)cublasLtDestroy(handle_);
 }
 
-Result<std::unique_ptr<Matmul>> Matmul::make(void* workspace,
-                                             int64_t workspace_bytes,
+Result<std::unique_ptr<Matmul>> Matmul::make(const MatmulMemory& memory,
                                              const std::string& cache_folder,
                                              LinearKernels kernels) {
   ASSIGN_OR_RETURN(std::string where, environment(kernels));
@@ -193,8 +211,7 @@ Result<std::unique_ptr<Matmul>> Matmul::make(void* workspace,
   if (Status loaded = choices.load(); !loaded.ok()) log_warning("{}: not used", loaded.message());
   cublasLtHandle_t handle = nullptr;
   RETURN_IF_ERROR(blas_status(cublasLtCreate(&handle), "cublasLtCreate"));
-  return std::unique_ptr<Matmul>(
-      new Matmul(handle, workspace, workspace_bytes, std::move(choices), streamed, kernels));
+  return std::unique_ptr<Matmul>(new Matmul(handle, memory, std::move(choices), streamed, kernels));
 }
 
 void Matmul::start_tuning() { timer_ = std::make_unique<MatmulTimer>(); }
@@ -209,6 +226,13 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
   return kernels_ != LinearKernels::kLibrary && streamed_.takes(shape);
 }
 
+// Whether rows of x can be quantized for the library.
+bool Matmul::takes_quantized(const MatmulShape& shape) const {
+  constexpr int64_t kUnit = 16;  // elements of x and W that the library wants whole
+  return shape.k % kUnit == 0 && shape.n % kUnit == 0 && shape.x_stride % 8 == 0 && shape.alignment >= 16 &&
+         shape.m * shape.k <= memory_.codes_bytes;
+}
+
 Status Matmul::issue(const Plan& plan,
                      const MatmulShape& shape,
                      const Candidate& candidate,
@@ -218,6 +242,26 @@ Status Matmul::issue(const Plan& plan,
     return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, stream.handle()),
                                "streamed linear");
   }
+  if (candidate.parts == kByRows)
+    return device::cuda_status(launch_skinny_linear(shape, operands, stream.handle()), "linear by rows");
+  return issue_library(plan, shape, candidate, operands, stream);
+}
+
+Status Matmul::issue_library(const Plan& plan,
+                             const MatmulShape& shape,
+                             const Candidate& candidate,
+                             const MatmulOperands& operands,
+                             device::CudaStream& stream) const {
+  if (shape.f8_weight) {
+    const QuantizeRows rows{.in = shape.in,
+                            .x = operands.x,
+                            .x_stride = shape.x_stride,
+                            .rows = shape.m,
+                            .k = shape.k,
+                            .codes = memory_.codes,
+                            .scales = memory_.scales};
+    RETURN_IF_ERROR(device::cuda_status(launch_quantize_rows(rows, stream.handle()), "quantize_rows"));
+  }
   const float one = 1.0f;
   const float zero = 0.0f;
   return blas_status(cublasLtMatmul(handle_,
@@ -225,7 +269,7 @@ Status Matmul::issue(const Plan& plan,
                                     &one,
                                     operands.w,
                                     plan.w,
-                                    operands.x,
+                                    shape.f8_weight ? memory_.codes : operands.x,
                                     plan.x,
                                     &zero,
                                     operands.y,
@@ -233,16 +277,33 @@ Status Matmul::issue(const Plan& plan,
                                     operands.y,
                                     plan.y,
                                     &candidate.library,
-                                    workspace_,
-                                    static_cast<size_t>(workspace_bytes_),
+                                    memory_.workspace,
+                                    static_cast<size_t>(memory_.workspace_bytes),
                                     stream.handle()),
                      "cublasLtMatmul");
+}
+
+// Rounds x for the library above the rows that our own kernel takes, and nowhere else.
+std::vector<Matmul::Candidate> Matmul::f8_candidates(const Plan& plan,
+                                                     const MatmulShape& shape,
+                                                     int most) const {
+  std::vector<Candidate> found;
+  if (takes_streamed(shape)) {
+    for (int parts : streamed_.divisions(shape)) found.push_back({.parts = parts, .library = {}});
+  } else if (takes_quantized(shape)) {
+    auto library = plan.library_candidates(handle_, shape, memory_.workspace_bytes, most);
+    if (library.ok()) found = std::move(library).value();
+  }
+  if (found.empty()) found.push_back({.parts = kByRows, .library = {}});
+  if (most == 1) found.resize(1);
+  return found;
 }
 
 // Best guess first; one of them when `most` is one.
 Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
                                                           const MatmulShape& shape,
                                                           int most) const {
+  if (shape.f8_weight) return f8_candidates(plan, shape, most);
   std::vector<Candidate> ours;
   if (takes_streamed(shape)) {
     for (int parts : streamed_.divisions(shape)) ours.push_back({.parts = parts, .library = {}});
@@ -251,7 +312,7 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && kernels_ == LinearKernels::kOwn) return ours;
   ASSIGN_OR_RETURN(std::vector<Candidate> all,
-                   plan.library_candidates(handle_, shape, workspace_bytes_, most));
+                   plan.library_candidates(handle_, shape, memory_.workspace_bytes, most));
   if (most > 1) all.insert(ours_first ? all.begin() : all.end(), ours.begin(), ours.end());
   return all;
 }
@@ -277,9 +338,10 @@ bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
     plan.choice.parts = static_cast<int>((*known)[1]);
     return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
   }
+  if (shape.f8_weight && (takes_streamed(shape) || !takes_quantized(shape))) return false;
   plan.choice.parts = 0;
   std::memcpy(&plan.choice.library, known->data(), sizeof plan.choice.library);
-  return plan.takes(handle_, plan.choice.library, workspace_bytes_);
+  return plan.takes(handle_, plan.choice.library, memory_.workspace_bytes);
 }
 
 Status Matmul::choose(Plan& plan,
@@ -290,7 +352,7 @@ Status Matmul::choose(Plan& plan,
   const bool tunes = timer_ != nullptr;
   ASSIGN_OR_RETURN(std::vector<Candidate> tried, candidates(plan, shape, tunes ? kCandidates : 1));
   size_t best = 0;
-  if (tunes) {
+  if (tunes && tried.front().parts != kByRows) {
     ASSIGN_OR_RETURN(best, fastest(plan, shape, tried, operands, stream));
     MatmulChoices::Algorithm algorithm{};
     if (tried[best].parts > 0) {
@@ -316,10 +378,7 @@ Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape,
     plan = made.get();
     RETURN_IF_ERROR(plan->describe(shape));
   }
-  // The pointer is an argument of the call, though it travels in the description.
-  if (shape.has_bias) {
-    RETURN_IF_ERROR(plan->set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias));
-  }
+  RETURN_IF_ERROR(plan->point_to(shape, operands, memory_.scales));
   if (made == nullptr) return plan;
   RETURN_IF_ERROR(choose(*plan, shape, operands, stream));
   return plans_.emplace(shape, std::move(made)).first->second.get();

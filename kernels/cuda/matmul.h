@@ -1,5 +1,8 @@
 // Matmul: y = x · Wᵀ (+ bias) by cuBLASLt or by a kernel of ours for few rows of x. Which kernel: the fastest
 // of those tried where tuning is on or was on in an earlier run, otherwise the first guess.
+//
+// Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; where it has no such
+// kernel, x stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
 #pragma once
 
 #include <cublasLt.h>
@@ -16,12 +19,21 @@
 
 namespace llm_dist::kernels {
 
+// Device memory of the products of one stream.
+struct MatmulMemory {
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  // Of x as f8_e4m3, [rows, k] with its scales [rows]; where no weights are in that scheme, none.
+  uint8_t* codes = nullptr;
+  float* scales = nullptr;
+  int64_t codes_bytes = 0;
+};
+
 class Matmul {
  public:
-  // On the calling thread's device. `workspace`: device memory that outlives this. `cache_folder`: where
-  // choices are kept between runs; empty: nowhere.
-  static Result<std::unique_ptr<Matmul>> make(void* workspace,
-                                              int64_t workspace_bytes,
+  // On the calling thread's device. `memory` outlives this. `cache_folder`: where choices are kept between
+  // runs; empty: nowhere.
+  static Result<std::unique_ptr<Matmul>> make(const MatmulMemory& memory,
                                               const std::string& cache_folder,
                                               LinearKernels kernels);
   ~Matmul();
@@ -41,18 +53,24 @@ class Matmul {
   struct Plan;
   // A kernel that can run a shape.
   struct Candidate {
-    int parts = 0;  // 0: the library's; else ours, with the columns in so many parts
+    int parts = 0;  // 0: the library's; kByRows; else ours, with the columns in so many parts
     cublasLtMatmulAlgo_t library{};
   };
   Matmul(cublasLtHandle_t handle,
-         void* workspace,
-         int64_t workspace_bytes,
+         const MatmulMemory& memory,
          MatmulChoices choices,
          StreamedLinear streamed,
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
+  bool takes_quantized(const MatmulShape& shape) const;
   bool take_known(Plan& plan, const MatmulShape& shape) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
+  std::vector<Candidate> f8_candidates(const Plan& plan, const MatmulShape& shape, int most) const;
+  Status issue_library(const Plan& plan,
+                       const MatmulShape& shape,
+                       const Candidate& candidate,
+                       const MatmulOperands& operands,
+                       device::CudaStream& stream) const;
   Result<const Plan*> plan_for(const MatmulShape& shape,
                                const MatmulOperands& operands,
                                device::CudaStream& stream);
@@ -72,8 +90,7 @@ class Matmul {
                device::CudaStream& stream) const;
 
   cublasLtHandle_t handle_;
-  void* workspace_;
-  int64_t workspace_bytes_;
+  MatmulMemory memory_;
   MatmulChoices choices_;
   StreamedLinear streamed_;
   LinearKernels kernels_;

@@ -15,10 +15,11 @@ struct MatmulShape {
   int64_t k = 0;
   int64_t x_stride = 0;  // in elements
   int64_t y_stride = 0;
-  DType in = DType::kBF16;   // of x, W and bias
+  DType in = DType::kBF16;   // of x, bias and, where it has no scales, W
   DType out = DType::kBF16;  // of y
   bool has_bias = false;
-  int alignment = 16;  // bytes that every operand's address is a multiple of
+  bool f8_weight = false;  // W is f8_e4m3 with a scale a row
+  int alignment = 16;      // bytes that every operand's address is a multiple of
 
   auto operator<=>(const MatmulShape&) const = default;
 };
@@ -27,6 +28,7 @@ struct MatmulOperands {
   const void* x = nullptr;
   const void* w = nullptr;
   const void* bias = nullptr;
+  const float* w_scales = nullptr;  // [n], of f8_e4m3
   void* y = nullptr;
 };
 

@@ -1,6 +1,8 @@
 // A warp has one or two rows of W and walks along k with eight 16-byte loads of them in flight; x comes from
 // cache. The first loads of W do not wait for x, whose kernel may still run.
-// Sums are taken in float, in an order that depends on k alone.
+// Sums are taken in float, in an order that depends on k alone; scales of rows multiply them at the end.
+#include <cuda_fp8.h>
+
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/vec.cuh"
@@ -12,14 +14,22 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kStep = kWarpSize * kVecWidth;
 constexpr int kLoads = 8;            // of W in flight
 constexpr int64_t kManyRows = 8192;  // of W; below, warps of one row each keep the device busier
 
 struct SkinnyArgs {
   int64_t n;
   int64_t k;
+  int64_t x_stride;
+  int64_t y_stride;
 };
+
+// Elements of a 16-byte load of W.
+template <typename W>
+constexpr int kLoadWidth = 16 / sizeof(W);
+// What a warp loads at once.
+template <typename W>
+constexpr int kStep = kWarpSize * kLoadWidth<W>;
 
 // Read once: it would only push x out of the cache.
 __device__ inline uint4 load_streaming(const void* from) {
@@ -38,122 +48,178 @@ __device__ inline float2 pair_of(__half, uint32_t word) {
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
 }
 
-template <typename T, int kRowsW>
+// Elements 2 i and 2 i + 1 of a load, as floats.
+template <typename W>
+__device__ inline float2 weight_pair(const uint4& load, int i) {
+  const auto* words = reinterpret_cast<const uint32_t*>(&load);
+  if constexpr (sizeof(W) == 2) return pair_of(W(), words[i]);
+  const auto codes = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> (i % 2 * 16));
+  return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
+}
+
+template <typename W, typename T, int kRowsW>
 __device__ inline void add_products(float (&sums)[kRowsW], const uint4 (&w)[kRowsW], const T* x) {
-  const uint4 raw = *reinterpret_cast<const uint4*>(x);
 #pragma unroll
-  for (int word = 0; word < 4; ++word) {
-    const float2 pair = pair_of(T(), reinterpret_cast<const uint32_t*>(&raw)[word]);
+  for (int piece = 0; piece < kLoadWidth<W> / kVecWidth; ++piece) {
+    const uint4 raw = reinterpret_cast<const uint4*>(x)[piece];
 #pragma unroll
-    for (int r = 0; r < kRowsW; ++r) {
-      const float2 weight = pair_of(T(), reinterpret_cast<const uint32_t*>(&w[r])[word]);
-      sums[r] += weight.x * pair.x;
-      sums[r] += weight.y * pair.y;
+    for (int word = 0; word < 4; ++word) {
+      const float2 pair = pair_of(T(), reinterpret_cast<const uint32_t*>(&raw)[word]);
+#pragma unroll
+      for (int r = 0; r < kRowsW; ++r) {
+        const float2 weight = weight_pair<W>(w[r], piece * 4 + word);
+        sums[r] += weight.x * pair.x;
+        sums[r] += weight.y * pair.y;
+      }
     }
   }
 }
 
-template <typename T, int kAhead, int kRowsW>
+// `left`: elements from this lane's first one to the row's end; what lies behind is not loaded.
+template <typename W, int kAhead, int kRowsW>
 __device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW],
-                                  const T* const (&rows)[kRowsW],
-                                  int64_t at) {
+                                  const W* const (&rows)[kRowsW],
+                                  int64_t at,
+                                  int64_t left) {
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) {
+    if (a * kStep<W> >= left) continue;
 #pragma unroll
-    for (int r = 0; r < kRowsW; ++r) loaded[a][r] = load_streaming(rows[r] + at + a * kStep);
+    for (int r = 0; r < kRowsW; ++r) loaded[a][r] = load_streaming(rows[r] + at + a * kStep<W>);
   }
 }
 
 // x is not __restrict__: its loads must stay behind the wait.
-template <typename T, typename Out, int kRowsW>
+template <typename T, typename W, typename Out, int kRowsW>
 __global__ void __launch_bounds__(kThreads)
-    skinny_linear(SkinnyArgs args, const T* x, const T* w, const T* bias, Out* y) {
+    skinny_linear(SkinnyArgs args, const T* x, const W* w, const float* w_scales, const T* bias, Out* y) {
   constexpr int kAhead = kLoads / kRowsW;
-  constexpr int64_t kRound = kAhead * kStep;
+  constexpr int64_t kRound = kAhead * kStep<W>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   const int64_t first = warp * kRowsW;
-  const T* rows[kRowsW];
+  const W* rows[kRowsW];
 #pragma unroll
   for (int r = 0; r < kRowsW; ++r) {
     const int64_t row = first + r < args.n ? first + r : args.n - 1;
-    rows[r] = w + row * args.k + lane * kVecWidth;
+    rows[r] = w + row * args.k + lane * kLoadWidth<W>;
   }
   uint4 loaded[kAhead][kRowsW];
-  if (kRound <= args.k) load_ahead<T>(loaded, rows, 0);
+  if (kRound <= args.k) load_ahead<W>(loaded, rows, 0, kRound);
   let_next_start();
   wait_for_previous();
   if (first >= args.n) return;
 
-  const T* x_at = x + lane * kVecWidth;
+  const T* x_at = x + blockIdx.y * args.x_stride + lane * kLoadWidth<W>;
   float sums[kRowsW] = {};
   int64_t at = 0;
 #pragma unroll 1
   while (at + kRound <= args.k) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      add_products(sums, loaded[a], x_at + at + a * kStep);
+      add_products<W>(sums, loaded[a], x_at + at + a * kStep<W>);
     }
     at += kRound;
-    if (at + kRound <= args.k) load_ahead<T>(loaded, rows, at);
+    if (at + kRound <= args.k) load_ahead<W>(loaded, rows, at, kRound);
   }
-  for (; at + lane * kVecWidth < args.k; at += kStep) {
-    uint4 last[kRowsW];
+  const int64_t left = args.k - at - lane * kLoadWidth<W>;
+  if (left > 0) {
+    load_ahead<W>(loaded, rows, at, left);
 #pragma unroll
-    for (int r = 0; r < kRowsW; ++r) last[r] = load_streaming(rows[r] + at);
-    add_products(sums, last, x_at + at);
+    for (int a = 0; a < kAhead; ++a) {
+      if (a * kStep<W> < left) add_products<W>(sums, loaded[a], x_at + at + a * kStep<W>);
+    }
   }
 #pragma unroll
   for (int r = 0; r < kRowsW; ++r) {
-    const float sum = warp_reduce(sums[r], AddOp());
+    float sum = warp_reduce(sums[r], AddOp());
     const int64_t row = first + r;
     if (lane != 0 || row >= args.n) continue;
+    if (w_scales != nullptr) sum *= w_scales[row];
     const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
-    y[row] = from_float_dev<Out>(sum + offset);
+    y[blockIdx.y * args.y_stride + row] = from_float_dev<Out>(sum + offset);
   }
 }
 
-template <typename T, typename Out, int kRowsW>
-void launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  const SkinnyArgs args{.n = shape.n, .k = shape.k};
-  const auto blocks = static_cast<unsigned>(ceil_div(shape.n, int64_t{kWarps} * kRowsW));
-  launch_overlapped(skinny_linear<T, Out, kRowsW>,
-                    dim3(blocks),
+// The same an element at a time, for rows of W that are no whole loads.
+template <typename T, typename Out>
+__global__ void __launch_bounds__(kThreads) scattered_f8_linear(
+    SkinnyArgs args, const T* x, const __nv_fp8_e4m3* w, const float* w_scales, const T* bias, Out* y) {
+  let_next_start();
+  wait_for_previous();
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
+  if (row >= args.n) return;
+  float sum = 0;
+  for (int64_t i = lane; i < args.k; i += kWarpSize)
+    sum += static_cast<float>(w[row * args.k + i]) * to_float_dev(x[blockIdx.y * args.x_stride + i]);
+  sum = warp_reduce(sum, AddOp());
+  if (lane != 0) return;
+  const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
+  y[blockIdx.y * args.y_stride + row] = from_float_dev<Out>(sum * w_scales[row] + offset);
+}
+
+template <typename T, typename W, typename Out>
+void launch(void (*kernel)(SkinnyArgs, const T*, const W*, const float*, const T*, Out*),
+            int rows_of_warp,
+            const MatmulShape& shape,
+            const MatmulOperands& operands,
+            cudaStream_t stream) {
+  const SkinnyArgs args{.n = shape.n, .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
+  const dim3 blocks(static_cast<unsigned>(ceil_div(shape.n, int64_t{kWarps} * rows_of_warp)),
+                    static_cast<unsigned>(shape.m));
+  launch_overlapped(kernel,
+                    blocks,
                     kThreads,
                     stream,
                     args,
                     static_cast<const T*>(operands.x),
-                    static_cast<const T*>(operands.w),
+                    static_cast<const W*>(operands.w),
+                    operands.w_scales,
                     static_cast<const T*>(operands.bias),
                     static_cast<Out*>(operands.y));
 }
 
-template <typename T, typename Out>
+bool is_in_whole_loads(const MatmulShape& shape) {
+  const int width = shape.f8_weight ? kLoadWidth<__nv_fp8_e4m3> : kVecWidth;
+  return shape.alignment >= 16 && shape.k % width == 0 && (shape.m == 1 || shape.x_stride % kVecWidth == 0);
+}
+
+template <typename T, typename W, typename Out>
 void launch_rows(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  if (shape.n > kManyRows) return launch<T, Out, 2>(shape, operands, stream);
-  launch<T, Out, 1>(shape, operands, stream);
+  if constexpr (sizeof(W) == 1) {
+    if (!is_in_whole_loads(shape)) return launch(scattered_f8_linear<T, Out>, 1, shape, operands, stream);
+  }
+  if (shape.n > kManyRows) return launch(skinny_linear<T, W, Out, 2>, 2, shape, operands, stream);
+  launch(skinny_linear<T, W, Out, 1>, 1, shape, operands, stream);
+}
+
+template <typename T, typename W>
+void launch_out(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
+  if (shape.out == DType::kF32) return launch_rows<T, W, float>(shape, operands, stream);
+  launch_rows<T, W, T>(shape, operands, stream);
 }
 
 template <typename T>
-void launch_out(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
-  if (shape.out == DType::kF32) return launch_rows<T, float>(shape, operands, stream);
-  launch_rows<T, T>(shape, operands, stream);
+void launch_weight(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) {
+  if (shape.f8_weight) return launch_out<T, __nv_fp8_e4m3>(shape, operands, stream);
+  launch_out<T, T>(shape, operands, stream);
 }
 
 }  // namespace
 
 bool takes_skinny_linear(const MatmulShape& shape) {
   const bool short_floats = shape.in == DType::kBF16 || shape.in == DType::kF16;
-  return shape.m == 1 && short_floats && shape.alignment >= 16 && shape.k % kVecWidth == 0;
+  return short_floats && (shape.f8_weight || (shape.m == 1 && is_in_whole_loads(shape)));
 }
 
 cudaError_t launch_skinny_linear(const MatmulShape& shape,
                                  const MatmulOperands& operands,
                                  cudaStream_t stream) {
   if (shape.in == DType::kBF16) {
-    launch_out<__nv_bfloat16>(shape, operands, stream);
+    launch_weight<__nv_bfloat16>(shape, operands, stream);
   } else {
-    launch_out<__half>(shape, operands, stream);
+    launch_weight<__half>(shape, operands, stream);
   }
   return cudaGetLastError();
 }

@@ -4,6 +4,12 @@
 // One warp asks TMA for tiles, as many ahead as shared memory holds. Of W it does so before the kernel in
 // front has ended: memory has work to do while kernels change. Four warps multiply; the rows of x are the
 // columns of the product, so that few of them cost little.
+//
+// W in f8_e4m3 is widened on its way to the registers that the product takes it from; x stays as it is, and
+// sums are scaled at the end. Two such blocks share a processor, so that one widens while the other
+// multiplies.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 
 #include "kernels/cuda/device/mma.cuh"
@@ -23,8 +29,9 @@ constexpr int kMultipliers = 128;
 constexpr int kThreads = kMultipliers + kWarpSize;
 constexpr int kRowBytes = 128;  // TMA's widest swizzle
 constexpr int kBoxColumns = kRowBytes / 2;
-constexpr int kBoxes = 2;  // side by side in a stage
+constexpr int kBoxes = 2;  // of 16-bit elements, side by side in a stage
 constexpr int kStageColumns = kBoxes * kBoxColumns;
+static_assert(kStageColumns == kRowBytes);            // one box of 8-bit elements
 constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
 constexpr int kSharedBytes = 220 << 10;
 #ifdef LLM_DIST_SM90A
@@ -45,12 +52,16 @@ struct StreamArgs {
   bool floats = false;  // y
 };
 
-// kTokens: columns of the product.
-template <int kTokens>
+// kF8: of W; else it has the elements of x. kTokens: columns of the product.
+template <bool kF8, int kTokens>
 struct Stages {
+  static constexpr int kBlocks = kF8 ? 2 : 1;  // of a processor
+  static constexpr int kWeightBoxes = kF8 ? 1 : kBoxes;
+  static constexpr int kWeightColumns = kStageColumns / kWeightBoxes;  // of a box
+  static constexpr int kReaders = kF8 ? kMultipliers / kWarpSize : 1;  // who say that a stage is empty
   static constexpr int kXBytes = kTokens * kRowBytes;
-  static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
-  static constexpr int kCount = (kSharedBytes - 1024) / kBytes;
+  static constexpr int kBytes = kWeightBoxes * kWeightBytes + kBoxes * kXBytes;
+  static constexpr int kCount = (kSharedBytes / kBlocks - 1024) / kBytes;
   static_assert(kCount >= 2);
   std::byte* memory;
   uint64_t* full;
@@ -60,7 +71,7 @@ struct Stages {
     return memory + stage * kBytes + box * kWeightBytes;
   }
   __device__ std::byte* x(int stage, int box) const {
-    return memory + stage * kBytes + kBoxes * kWeightBytes + box * kXBytes;
+    return memory + stage * kBytes + kWeightBoxes * kWeightBytes + box * kXBytes;
   }
 };
 
@@ -89,19 +100,18 @@ struct Share {
         end((part + 1) * args.steps / args.parts) {}
 };
 
-template <int kTokens>
+template <typename S>
 __device__ inline void bring_tiles(const CUtensorMap& w,
                                    const CUtensorMap& x,
                                    const Share& share,
-                                   const Stages<kTokens>& stages) {
-  using S = Stages<kTokens>;
+                                   const S& stages) {
   const uint64_t once = policy_read_once();
   const uint64_t often = policy_read_often();
   auto load_weights = [&](int step, int stage) {
     barrier_arrive_expecting(stages.full + stage, S::kBytes);
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-      const int column = (step * kBoxes + box) * kBoxColumns;
+    for (int box = 0; box < S::kWeightBoxes; ++box) {
+      const int column = (step * S::kWeightBoxes + box) * S::kWeightColumns;
       load_box(stages.weights(stage, box), w, column, share.strip * kStripRows, stages.full + stage, once);
     }
   };
@@ -129,9 +139,9 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
 // Adds this block's steps to sums [64 rows of W × kTokens], laid out as device/wgmma.cuh says.
 template <typename T, int kTokens>
 __device__ inline void multiply(const Share& share,
-                                const Stages<kTokens>& stages,
+                                const Stages<false, kTokens>& stages,
                                 float (&sums)[kTokens / 2]) {
-  using S = Stages<kTokens>;
+  using S = Stages<false, kTokens>;
   Cursor<S::kCount> cursor;
   int behind = -1;  // a stage that products still read
 #pragma unroll 1
@@ -153,6 +163,61 @@ __device__ inline void multiply(const Share& share,
     cursor.advance();
   }
   products_done<0>(sums);
+}
+
+// Two codes to two elements. Shifted to where bf16 has them, a code's bits are 2¹²⁰ times too small.
+__device__ inline uint32_t widen_pair(__nv_bfloat16, uint32_t codes) {
+  const uint32_t apart = __byte_perm(codes, 0, 0x1404);  // each in the upper half of its element
+  const uint32_t small = (apart & 0x80008000u) | ((apart >> 4) & 0x07f007f0u);
+  constexpr uint32_t kFactor = 0x7b807b80u;  // 2¹²⁰, twice
+  const __nv_bfloat162 pair = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small),
+                                      *reinterpret_cast<const __nv_bfloat162*>(&kFactor));
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ inline uint32_t widen_pair(__half, uint32_t codes) {
+  const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// The same with W in f8_e4m3: a thread fetches the pairs that its registers of A hold, from pieces of 16
+// bytes that TMA has permuted by the row's number.
+template <typename T, int kTokens>
+__device__ inline void multiply_f8(const Share& share,
+                                   const Stages<true, kTokens>& stages,
+                                   float (&sums)[kTokens / 2]) {
+  constexpr int kProducts = kStageColumns / 16;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int row = static_cast<int>(threadIdx.x) / kWarpSize * 16 + lane / 4;  // and the eighth behind it
+  Cursor<Stages<true, kTokens>::kCount> cursor;
+#pragma unroll 1
+  for (int step = share.begin; step < share.end; ++step) {
+    barrier_wait(stages.full + cursor.stage, cursor.parity);
+    const std::byte* codes = stages.weights(cursor.stage, 0) + row * kRowBytes + lane % 4 * 2;
+    uint32_t a[kProducts][4];
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+      const std::byte* piece = codes + (k ^ (row % 8)) * 16;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[k][i] = *reinterpret_cast<const uint16_t*>(piece + i % 2 * 8 * kRowBytes + i / 2 * 8);
+    }
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+#pragma unroll
+      for (uint32_t& pair : a[k]) {
+        pair = widen_pair(T(), pair);
+        asm volatile("" : "+r"(pair));  // written before the products begin
+      }
+    }
+    products_begin(sums);
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k)
+      multiply_rows(T(), sums, a[k], swizzled_tile(stages.x(cursor.stage, k / 4) + k % 4 * 32));
+    products_issued();
+    products_done<0>(sums);
+    if (lane == 0) barrier_arrive(stages.empty + cursor.stage);
+    cursor.advance();
+  }
 }
 
 __device__ inline void meet_cluster() {
@@ -180,6 +245,7 @@ __device__ inline float2 load_from_block(const float2* mine, int block) {
 template <typename T>
 struct Output {
   const StreamArgs& args;
+  const float* scales;  // of W's rows, or none
   const T* bias;
   void* y;
 
@@ -187,6 +253,10 @@ struct Output {
   __device__ void store(int token, int row, float low, float high) const {
     if (token >= args.rows || row >= args.n) return;
     const bool both = row + 1 < args.n;
+    if (scales != nullptr) {
+      low *= scales[row];
+      if (both) high *= scales[row + 1];
+    }
     if (bias != nullptr) {
       low += to_float_dev(bias[row]);
       if (both) high += to_float_dev(bias[row + 1]);
@@ -222,19 +292,24 @@ __device__ inline void store_pair(const Output<T>& result, int strip, int i, flo
   result.store(i / 2 * 8 + lane % 4 * 2 + odd, row - odd, odd ? got : pair.x, odd ? pair.y : got);
 }
 
-template <typename T, int kTokens>
-__global__ void __launch_bounds__(kThreads, 1) stream_linear(const __grid_constant__ CUtensorMap w,
-                                                             const __grid_constant__ CUtensorMap x,
-                                                             const __grid_constant__ StreamArgs args,
-                                                             const T* bias,
-                                                             void* y) {
+template <typename T, bool kF8, int kTokens>
+__global__ void __launch_bounds__(kThreads, Stages<kF8, kTokens>::kBlocks)
+    stream_linear(const __grid_constant__ CUtensorMap w,
+                  const __grid_constant__ CUtensorMap x,
+                  const __grid_constant__ StreamArgs args,
+                  const float* scales,
+                  const T* bias,
+                  void* y) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using S = Stages<kTokens>;
+  using S = Stages<kF8, kTokens>;
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
   const S stages{raw + (1024 - shared_address(raw) % 1024) % 1024, barriers, barriers + S::kCount};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2 * S::kCount; ++i) barrier_init(barriers + i, 1);
+    for (int i = 0; i < S::kCount; ++i) {
+      barrier_init(stages.full + i, 1);
+      barrier_init(stages.empty + i, S::kReaders);
+    }
     barrier_init_done();
   }
   __syncthreads();
@@ -254,9 +329,13 @@ __global__ void __launch_bounds__(kThreads, 1) stream_linear(const __grid_consta
   }
   wait_for_previous();
   float sums[kTokens / 2] = {};
-  multiply<T>(share, stages, sums);
+  if constexpr (kF8) {
+    multiply_f8<T>(share, stages, sums);
+  } else {
+    multiply<T>(share, stages, sums);
+  }
   constexpr int kPairs = kTokens / 4;
-  const Output<T> result{args, bias, y};
+  const Output<T> result{args, scales, bias, y};
   if (args.parts == 1) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i)
@@ -294,8 +373,12 @@ cudaError_t find_encode(void** encode) {
 #endif
 }
 
-// Rows of `stride` elements, read in boxes of kBoxColumns columns and `box_rows` rows; what lies outside
-// reads as zero.
+CUtensorMapDataType element_type(DType dtype) {
+  if (dtype == DType::kF8E4M3) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+// Rows of `stride` elements, read in boxes of kRowBytes and `box_rows` rows; what lies outside reads as zero.
 cudaError_t describe(void* encode,
                      CUtensorMap* map,
                      DType dtype,
@@ -304,24 +387,24 @@ cudaError_t describe(void* encode,
                      int64_t rows,
                      int64_t stride,
                      int box_rows) {
-  const bool brain = dtype == DType::kBF16;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {kBoxColumns, static_cast<cuuint32_t>(box_rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride * dtype_bytes(dtype))};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(kRowBytes / dtype_bytes(dtype)),
+                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t every[2] = {1, 1};
-  const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
-      map,
-      brain ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      2,
-      const_cast<void*>(data),
-      sizes,
-      strides,
-      box,
-      every,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(map,
+                                                                  element_type(dtype),
+                                                                  2,
+                                                                  const_cast<void*>(data),
+                                                                  sizes,
+                                                                  strides,
+                                                                  box,
+                                                                  every,
+                                                                  CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                                                  CU_TENSOR_MAP_SWIZZLE_128B,
+                                                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -334,8 +417,9 @@ struct StreamedLinear::Call {
   cudaStream_t stream;
 };
 
-template <typename T, int kTokens>
+template <typename T, bool kF8, int kTokens>
 cudaError_t StreamedLinear::launch_as(const Call& call) const {
+  using S = Stages<kF8, kTokens>;
   const MatmulShape& shape = call.shape;
   const StreamArgs args{.rows = static_cast<int>(shape.m),
                         .n = static_cast<int>(shape.n),
@@ -345,11 +429,12 @@ cudaError_t StreamedLinear::launch_as(const Call& call) const {
                         .floats = shape.out == DType::kF32};
   CUtensorMap w;
   CUtensorMap x;
-  cudaError_t error = describe(encode_, &w, shape.in, call.operands.w, shape.k, shape.n, shape.k, kStripRows);
+  cudaError_t error = describe(
+      encode_, &w, kF8 ? DType::kF8E4M3 : shape.in, call.operands.w, shape.k, shape.n, shape.k, kStripRows);
   if (error == cudaSuccess)
     error = describe(encode_, &x, shape.in, call.operands.x, shape.k, shape.m, shape.x_stride, kTokens);
-  auto* kernel = stream_linear<T, kTokens>;
-  constexpr int kBytes = Stages<kTokens>::kCount * Stages<kTokens>::kBytes + 1024;
+  auto* kernel = stream_linear<T, kF8, kTokens>;
+  constexpr int kBytes = S::kCount * S::kBytes + 1024;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
@@ -360,16 +445,22 @@ cudaError_t StreamedLinear::launch_as(const Call& call) const {
       .shared_bytes = kBytes,
       .cluster_blocks = call.parts,
   };
-  return launch_overlapped(
-      kernel, launch, w, x, args, static_cast<const T*>(call.operands.bias), call.operands.y);
+  return launch_overlapped(kernel,
+                           launch,
+                           w,
+                           x,
+                           args,
+                           call.operands.w_scales,
+                           static_cast<const T*>(call.operands.bias),
+                           call.operands.y);
 }
 
-template <typename T>
+template <typename T, bool kF8>
 cudaError_t StreamedLinear::launch_type(const Call& call) const {
-  if (call.shape.m <= 8) return launch_as<T, 8>(call);
-  if (call.shape.m <= 16) return launch_as<T, 16>(call);
-  if (call.shape.m <= 32) return launch_as<T, 32>(call);
-  return launch_as<T, 64>(call);
+  if (call.shape.m <= 8) return launch_as<T, kF8, 8>(call);
+  if (call.shape.m <= 16) return launch_as<T, kF8, 16>(call);
+  if (call.shape.m <= 32) return launch_as<T, kF8, 32>(call);
+  return launch_as<T, kF8, 64>(call);
 }
 
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
@@ -377,12 +468,17 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    int parts,
                                    cudaStream_t stream) const {
   const Call call{shape, operands, parts, stream};
-  return shape.in == DType::kBF16 ? launch_type<__nv_bfloat16>(call) : launch_type<__half>(call);
+  if (shape.f8_weight)
+    return shape.in == DType::kBF16 ? launch_type<__nv_bfloat16, true>(call)
+                                    : launch_type<__half, true>(call);
+  return shape.in == DType::kBF16 ? launch_type<__nv_bfloat16, false>(call)
+                                  : launch_type<__half, false>(call);
 }
 
 bool StreamedLinear::takes(const MatmulShape& shape) const {
   const bool short_floats = shape.in == DType::kBF16 || shape.in == DType::kF16;
-  const bool aligned = shape.alignment >= 16 && shape.k % kVecWidth == 0 && shape.x_stride % kVecWidth == 0 &&
+  const int piece = shape.f8_weight ? 16 : kVecWidth;  // elements of 16 bytes of W
+  const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
   return supported_ && short_floats && aligned && shape.m >= 1 && shape.m <= kMostRows;
 }
@@ -394,8 +490,9 @@ bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
 
 std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
   const int64_t strips = ceil_div(shape.n, kStripRows);
+  const int64_t blocks = processors_ * (shape.f8_weight ? Stages<true, 8>::kBlocks : 1);
   int likely = 1;
-  while (likely < kMostParts && 2 * likely * strips <= processors_ && shape.k >= 2 * likely * kLeastColumns)
+  while (likely < kMostParts && 2 * likely * strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
     likely *= 2;
   std::vector<int> found{likely};
   for (int parts = 1; parts <= kMostParts; parts *= 2) {

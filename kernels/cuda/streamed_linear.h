@@ -13,7 +13,7 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes: choices made by measuring an older one are forgotten.
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
 
   // For the calling thread's device.
   static Result<StreamedLinear> make();
@@ -30,9 +30,9 @@ class StreamedLinear {
 
  private:
   struct Call;
-  template <typename T>
+  template <typename T, bool kF8>
   cudaError_t launch_type(const Call& call) const;
-  template <typename T, int kTokens>
+  template <typename T, bool kF8, int kTokens>
   cudaError_t launch_as(const Call& call) const;
 
   void* encode_ = nullptr;  // the driver's function that describes a matrix to TMA

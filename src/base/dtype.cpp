@@ -12,6 +12,7 @@ std::string_view to_string(DType dtype) {
     case DType::kI32: return "i32";
     case DType::kI64: return "i64";
     case DType::kU8: return "u8";
+    case DType::kF8E4M3: return "f8_e4m3";
   }
   return "?";
 }
@@ -24,6 +25,7 @@ std::string_view to_string(WeightScheme scheme) {
     case WeightScheme::kQ8_0: return "q8_0";
     case WeightScheme::kQ4_0: return "q4_0";
     case WeightScheme::kQ4_1: return "q4_1";
+    case WeightScheme::kF8E4M3: return "f8_e4m3";
   }
   return "?";
 }
@@ -33,6 +35,7 @@ WeightScheme scheme_of(DType dtype) {
     case DType::kF32: return WeightScheme::kF32;
     case DType::kF16: return WeightScheme::kF16;
     case DType::kBF16: return WeightScheme::kBF16;
+    case DType::kF8E4M3: return WeightScheme::kF8E4M3;
     default: break;
   }
   CHECK(false, "{} is no dense weight", dtype);
@@ -47,6 +50,14 @@ float to_float(Float16 value) {
   if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
   float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // subnormal
   return sign != 0 ? -magnitude : magnitude;
+}
+
+// Shifted to the float format a code is 2¹²⁰ times too small, subnormal ones too.
+float to_float(Float8E4M3 value) {
+  uint32_t sign = static_cast<uint32_t>(value.bits & 0x80u) << 24;
+  uint32_t magnitude = value.bits & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  return std::bit_cast<float>(sign | (magnitude << 20)) * 0x1p120f;
 }
 
 Float16 to_f16(float value) {

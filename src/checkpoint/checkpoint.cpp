@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "src/checkpoint/dummy.h"
+#include "src/checkpoint/f8_scales.h"
 #include "src/checkpoint/gguf_model.h"
 #include "src/checkpoint/hf_config.h"
 #include "src/checkpoint/hf_index.h"
@@ -111,6 +112,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path,
     RETURN_IF_ERROR(checkpoint->open_gguf(file, options));
   }
   RETURN_IF_ERROR(checkpoint->check_tensors());
+  RETURN_IF_ERROR(checkpoint->check_scales());
   return checkpoint;
 }
 
@@ -193,6 +195,22 @@ Status Checkpoint::check_tensors() const {
                               want.cols));
   }
   return ok_status();
+}
+
+Status Checkpoint::check_scales() const {
+  for (const TensorInfo& tensor : tensors_) {
+    if (tensor.scheme != WeightScheme::kF8E4M3) continue;
+    const TensorInfo* scales = scales_of(tensor);
+    if (scales == nullptr)
+      return not_found(format("{}: tensor {}_scale is missing", file_of(tensor), tensor.name));
+    RETURN_IF_ERROR(check_f8_scales(tensor, *scales).with_context(file_of(tensor)));
+  }
+  return ok_status();
+}
+
+const TensorInfo* Checkpoint::scales_of(const TensorInfo& tensor) const {
+  const TensorInfo* scales = find(tensor.name + "_scale");
+  return scales != nullptr ? scales : find(tensor.name + "_scale_inv");
 }
 
 const TensorInfo* Checkpoint::find(std::string_view name) const {

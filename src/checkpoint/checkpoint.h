@@ -46,7 +46,9 @@ class Checkpoint {
   const ModelConfig& config() const { return config_; }
   const TokenizerSpec& tokenizer() const { return tokenizer_; }  // empty without load_tokenizer
   std::span<const TensorInfo> tensors() const { return tensors_; }
-  const TensorInfo* find(std::string_view name) const;         // nullptr: no such tensor
+  const TensorInfo* find(std::string_view name) const;  // nullptr: no such tensor
+  // The scales of an f8_e4m3 tensor (f8_scales.h reads them); nullptr: there are none.
+  const TensorInfo* scales_of(const TensorInfo& tensor) const;
   const std::string& file_of(const TensorInfo& tensor) const;  // for messages; the directory for dummies
 
   // Fills every request's memory. kNotFound or kInvalidArgument naming the tensor, kDataLoss where a file
@@ -61,6 +63,7 @@ class Checkpoint {
   Status read_hf_files(const CheckpointOptions& options);
   Status add_tensors(std::vector<TensorInfo> tensors);
   Status check_tensors() const;
+  Status check_scales() const;
 
   std::string path_;
   LoadFormat format_;

@@ -1,8 +1,11 @@
 #include "src/checkpoint/convert.h"
 
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <vector>
 
+#include "src/checkpoint/f8_scales.h"
 #include "src/checkpoint/hf_config.h"
 #include "src/checkpoint/hf_tokenizer.h"
 #include "src/checkpoint/quantize.h"
@@ -17,11 +20,16 @@ Status write_text(const std::string& path, const std::string& text) {
   return writer.finish();
 }
 
-TensorToWrite converted(const Checkpoint& checkpoint, const TensorInfo& tensor, DType dtype) {
+// `scales`: of an f8_e4m3 tensor.
+TensorToWrite converted(const Checkpoint& checkpoint,
+                        const TensorInfo& tensor,
+                        const std::optional<F8Scales>& scales,
+                        DType dtype) {
   bool vector = tensor.cols == 1;
   TensorToWrite out{.name = tensor.name, .dtype = dtype, .shape = {tensor.rows}, .fill = {}};
   if (!vector) out.shape.push_back(tensor.cols);
-  out.fill = [&checkpoint, &tensor, dtype](int64_t row, int64_t count, std::byte* destination) -> Status {
+  out.fill = [&checkpoint, &tensor, scales, dtype](
+                 int64_t row, int64_t count, std::byte* destination) -> Status {
     std::vector<std::byte> stored(static_cast<size_t>(count * tensor.row_bytes()));
     std::vector<float> values(static_cast<size_t>(tensor.cols));
     SliceRequest request{.name = tensor.name,
@@ -33,6 +41,7 @@ TensorToWrite converted(const Checkpoint& checkpoint, const TensorInfo& tensor, 
         checkpoint.read(std::span(&request, 1), {.threads = 1, .progress = {}, .stop = {}}).status());
     for (int64_t i = 0; i < count; ++i) {
       dequantize_row(tensor.scheme, stored.data() + i * tensor.row_bytes(), values.data(), tensor.cols);
+      if (scales) scales->apply(row + i, 0, values.data(), tensor.cols);
       quantize_row(
           scheme_of(dtype), values.data(), destination + i * tensor.cols * dtype_bytes(dtype), tensor.cols);
     }
@@ -58,8 +67,17 @@ Status convert_to_hf(const Checkpoint& checkpoint, const std::string& directory,
   config.torch_dtype = dtype;
   ASSIGN_OR_RETURN(const HfConfigTexts texts, write_hf_config(config));
   std::vector<TensorToWrite> tensors;
+  std::set<const TensorInfo*> scale_tensors;
   for (const TensorInfo& tensor : checkpoint.tensors())
-    tensors.push_back(converted(checkpoint, tensor, dtype));
+    if (tensor.scheme == WeightScheme::kF8E4M3) scale_tensors.insert(checkpoint.scales_of(tensor));
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (scale_tensors.count(&tensor) > 0) continue;
+    std::optional<F8Scales> scales;
+    if (tensor.scheme == WeightScheme::kF8E4M3) {
+      ASSIGN_OR_RETURN(scales, F8Scales::read(checkpoint, tensor));
+    }
+    tensors.push_back(converted(checkpoint, tensor, scales, dtype));
+  }
   RETURN_IF_ERROR(write_safetensors(directory + "/model.safetensors", tensors, {{"format", "pt"}}));
   RETURN_IF_ERROR(write_tokenizer(checkpoint.tokenizer(), directory));
   RETURN_IF_ERROR(write_text(directory + "/generation_config.json", texts.generation_config_json));

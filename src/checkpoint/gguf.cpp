@@ -312,6 +312,7 @@ uint32_t gguf::type_number(WeightScheme scheme) {
     case WeightScheme::kQ4_1: return 3;
     case WeightScheme::kQ8_0: return 8;
     case WeightScheme::kBF16: return 30;
+    case WeightScheme::kF8E4M3: break;  // the format has no such type
   }
   return ~0u;
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_text.h"
+#include "src/checkpoint/f8_scales.h"
 #include "src/checkpoint/file.h"
 
 namespace llm_dist::checkpoint {
@@ -205,13 +206,46 @@ void read_shape(Fields& fields, ModelConfig& config) {
   }
 }
 
-void read_unserved(Fields& fields) {
-  if (const Json* quantization = fields.find("quantization_config")) {
-    auto method = quantization->is_object() ? quantization->value("quant_method", Json()) : Json();
-    fields.fail(unimplemented(format("{}: quantization_config ({}) is not served",
-                                     fields.origin(),
-                                     method.is_string() ? method.get<std::string>() : "?")));
+// compressed-tensors: every group of layers has weights of 8-bit floats, scaled once and for all.
+bool compresses_to_f8(const Json& quantization) {
+  const Json groups = quantization.value("config_groups", Json());
+  if (quantization.value("format", Json()) != "float-quantized" || !groups.is_object() || groups.empty())
+    return false;
+  return std::all_of(groups.begin(), groups.end(), [](const Json& group) {
+    const Json weights = group.is_object() ? group.value("weights", Json()) : Json();
+    return weights.is_object() && weights.value("num_bits", Json()) == 8 &&
+           weights.value("type", Json()) == "float" && weights.value("dynamic", Json(false)) == false;
+  });
+}
+
+// The forms whose tensors F8Scales knows. How a file would have activations quantized is not asked: a device
+// that does so takes a scale from each token.
+void read_quantization(Fields& fields, ModelConfig& config) {
+  const Json* quantization = fields.find("quantization_config");
+  if (quantization == nullptr) return;
+  const Json method = quantization->is_object() ? quantization->value("quant_method", Json()) : Json();
+  const std::string name = method.is_string() ? method.get<std::string>() : "?";
+  const bool served = name == "fp8" || (name == "compressed-tensors" && compresses_to_f8(*quantization));
+  if (!served) {
+    fields.fail(unimplemented(
+        format("{}: quantization_config ({}) is not served; fp8 and compressed-tensors with float-quantized "
+               "weights of 8 bits are",
+               fields.origin(),
+               name)));
+    return;
   }
+  const Json block = quantization->value("weight_block_size", Json());
+  if (!block.is_null() && block != Json::array({F8Scales::kBlock, F8Scales::kBlock})) {
+    fields.fail(unimplemented(format("{}: weight_block_size {}; [{}, {}] is served",
+                                     fields.origin(),
+                                     block.dump(),
+                                     F8Scales::kBlock,
+                                     F8Scales::kBlock)));
+  }
+  config.quantization = WeightScheme::kF8E4M3;
+}
+
+void read_unserved(Fields& fields) {
   if (fields.number("partial_rotary_factor").value_or(1.0) != 1.0)
     fields.fail(unimplemented(format("{}: partial_rotary_factor is not served", fields.origin())));
 }
@@ -322,6 +356,7 @@ Result<HfConfig> read_hf_config(const std::string& directory) {
   ModelConfig& config = result.config;
   config.architecture = architecture_of(fields);
   read_unserved(fields);
+  read_quantization(fields, config);
   read_shape(fields, config);
   config.rms_norm_eps = fields.number("rms_norm_eps").value_or(1e-6);
   result.names_tying = fields.has("tie_word_embeddings");

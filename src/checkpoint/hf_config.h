@@ -17,7 +17,8 @@ struct HfConfig {
 
 // Reads DIR/config.json and, if present, DIR/generation_config.json; both validated. kNotFound without
 // config.json, kInvalidArgument naming the field that is missing, mistyped or out of range, kUnimplemented
-// for what is known but not served (quantization_config, other rope scalings, partial rotary embedding).
+// for what is known but not served (a quantization_config that is not of FP8 weights, other rope scalings,
+// partial rotary embedding).
 Result<HfConfig> read_hf_config(const std::string& directory);
 
 // The text of a config.json and a generation_config.json that read back as `config`. kUnimplemented where the

@@ -9,6 +9,7 @@
 
 #include "src/base/dtype.h"
 #include "src/base/status.h"
+#include "src/base/weight.h"
 
 namespace llm_dist::checkpoint {
 
@@ -54,6 +55,8 @@ struct ModelConfig {
   bool mlp_bias = false;
   std::string hidden_act = "silu";
   DType torch_dtype = DType::kBF16;  // of the dense weights; what activations use unless told otherwise
+  // What the file's quantization_config says the linear layers' weights are in.
+  std::optional<WeightScheme> quantization;
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // every id that ends a generation, without repeats
   GenerationDefaults generation;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "src/base/check.h"
 
@@ -106,6 +107,7 @@ void dequantize_row(WeightScheme scheme, const std::byte* row, float* out, int64
   if (scheme == WeightScheme::kF32) return dense_to_float<float>(row, out, k);
   if (scheme == WeightScheme::kF16) return dense_to_float<Float16>(row, out, k);
   if (scheme == WeightScheme::kBF16) return dense_to_float<BFloat16>(row, out, k);
+  if (scheme == WeightScheme::kF8E4M3) return dense_to_float<Float8E4M3>(row, out, k);
   for (int64_t block = 0; block < k / traits.block_values; ++block)
     dequantize_block(scheme, row + block * traits.block_bytes, out + block * traits.block_values);
 }
@@ -116,8 +118,24 @@ void quantize_row(WeightScheme scheme, const float* values, std::byte* row, int6
   if (scheme == WeightScheme::kF32) return dense_from_float<float>(values, row, k);
   if (scheme == WeightScheme::kF16) return dense_from_float<Float16>(values, row, k);
   if (scheme == WeightScheme::kBF16) return dense_from_float<BFloat16>(values, row, k);
+  if (scheme == WeightScheme::kF8E4M3) return dense_from_float<Float8E4M3>(values, row, k);
   for (int64_t block = 0; block < k / traits.block_values; ++block)
     quantize_block(scheme, values + block * traits.block_values, row + block * traits.block_bytes);
+}
+
+float f8_row_scale(const float* values, int64_t k) {
+  // As integers: magnitudes stand in the same order, and what is not finite above all others.
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < k; ++i)
+    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffffu);
+  if (largest == 0) return 1.0f;
+  const auto magnitude = std::bit_cast<float>(largest);
+  if (!std::isfinite(magnitude)) return std::numeric_limits<float>::quiet_NaN();
+  return std::max(magnitude / kLargestF8E4M3, std::numeric_limits<float>::min());
+}
+
+void quantize_f8(const float* values, float scale, std::byte* codes, int64_t k) {
+  for (int64_t i = 0; i < k; ++i) codes[i] = static_cast<std::byte>(to_f8e4m3(values[i] / scale).bits);
 }
 
 }  // namespace llm_dist::checkpoint

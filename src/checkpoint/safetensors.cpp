@@ -113,6 +113,7 @@ std::optional<WeightScheme> scheme_named(std::string_view dtype) {
   if (dtype == "F32") return WeightScheme::kF32;
   if (dtype == "F16") return WeightScheme::kF16;
   if (dtype == "BF16") return WeightScheme::kBF16;
+  if (dtype == "F8_E4M3") return WeightScheme::kF8E4M3;
   return std::nullopt;
 }
 
@@ -128,7 +129,7 @@ Result<TensorInfo> to_tensor_info(const Entry& entry,
   auto scheme = scheme_named(*entry.dtype);
   if (!scheme)
     return unimplemented(
-        format("{}: tensor {} is {}; F32, F16 and BF16 are served", path, entry.name, *entry.dtype));
+        format("{}: tensor {} is {}; F32, F16, BF16 and F8_E4M3 are served", path, entry.name, *entry.dtype));
   if (entry.shape->size() > 2)
     return unimplemented(
         format("{}: tensor {} has {} dimensions; 1 and 2 are served", path, entry.name, entry.shape->size()));
@@ -192,6 +193,7 @@ std::string_view safetensors_name(DType dtype) {
     case DType::kI32: return "I32";
     case DType::kI64: return "I64";
     case DType::kU8: return "U8";
+    case DType::kF8E4M3: return "F8_E4M3";
   }
   return "?";
 }

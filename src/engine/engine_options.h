@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/ops.h"
 #include "parallel/mesh.h"
 #include "src/base/dtype.h"
+#include "src/base/weight.h"
 #include "src/sched/step_plan.h"
 
 namespace llm_dist::engine {
@@ -21,6 +23,9 @@ struct EngineOptions {
   std::vector<int64_t> layer_split;  // layers of each stage; empty: about as many each
   DType dtype = DType::kF32;         // of activations
   DType kv_dtype = DType::kF32;      // of the cache
+  // What linear layers' weights are held in, whatever the checkpoint has; none: as it has them, where the
+  // device takes that.
+  std::optional<WeightScheme> quantization;
   int64_t max_model_len = 0;
   int64_t block_size = 16;
   int64_t max_num_seqs = 64;

@@ -42,7 +42,7 @@ Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
                             .arena = &arena,
                             .weights = &weights};
   ASSIGN_OR_RETURN(ModelParts parts, build_model(checkpoint, options, context));
-  ASSIGN_OR_RETURN(model::LoadPlan load, model::plan_load(weights, checkpoint, ops, options.dtype));
+  ASSIGN_OR_RETURN(model::LoadPlan load, model::plan_load(weights, checkpoint, ops, held_weights(options)));
   KvSpec spec = kv_spec_of(*parts.model, options);
 
   MemoryPlan plan;

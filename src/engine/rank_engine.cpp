@@ -56,6 +56,10 @@ parallel::ArenaRows arena_rows(const EngineOptions& options) {
           .samples = options.padded_samples()};
 }
 
+model::HeldWeights held_weights(const EngineOptions& options) {
+  return {.activation_dtype = options.dtype, .linear = options.quantization};
+}
+
 kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
                                          const EngineOptions& options) {
   return {
@@ -67,6 +71,8 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
       .max_sequences = options.padded_samples(),
       .vocab_size = parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp,
       .linear = options.linear_kernels,
+      .f8_weights = options.quantization.value_or(config.quantization.value_or(WeightScheme::kF32)) ==
+                    WeightScheme::kF8E4M3,
       .batch_invariant = options.deterministic};
 }
 
@@ -214,7 +220,7 @@ Status RankEngine::make_lanes() {
 
 Status RankEngine::load() {
   ASSIGN_OR_RETURN(model::LoadPlan plan,
-                   model::plan_load(weight_map_, *parts_.checkpoint, *parts_.ops, options_.dtype));
+                   model::plan_load(weight_map_, *parts_.checkpoint, *parts_.ops, held_weights(options_)));
   checkpoint::ReadOptions read{.threads = options_.load_threads, .progress = parts_.load_progress};
   ASSIGN_OR_RETURN(
       weights_,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/op_table.h"
@@ -11,12 +12,20 @@
 
 namespace llm_dist::model {
 
+// What a rank's weights are to be in memory.
+struct HeldWeights {
+  DType activation_dtype = DType::kF32;
+  // Of linear layers, whatever the checkpoint has; none: as it has them, where the kernels take that.
+  std::optional<WeightScheme> linear;
+};
+
 // What loading will do, from headers alone.
 struct LoadPlan {
   struct Matrix {
     const parallel::MatrixSlot* slot = nullptr;
     WeightScheme scheme = WeightScheme::kF32;  // as held in memory
     int64_t offset = 0;                        // in the weights' buffer
+    int64_t scales_offset = 0;                 // there, of a scheme that has_row_scales
   };
   std::vector<Matrix> matrices;         // as WeightMap::matrices
   std::vector<int64_t> vector_offsets;  // as WeightMap::vectors
@@ -26,18 +35,20 @@ struct LoadPlan {
 };
 
 // A tensor that the map names and the checkpoint lacks, or that a layout cuts inside a block, is an error
-// that names it.
+// that names it, and so are weights that the kernels do not take in the scheme that `held` asks for.
 Result<LoadPlan> plan_load(const parallel::WeightMap& map,
                            const checkpoint::Checkpoint& checkpoint,
                            const kernels::OpTable& ops,
-                           DType activation_dtype);
+                           const HeldWeights& held);
 
 struct LoadedWeights {
   device::Buffer buffer;
   checkpoint::ReadStats stats;
 };
 
-// Reads, converts where LoadPlan says so, and sets every slot's target to its place in the buffer.
+// Reads, converts where LoadPlan says so, and sets every slot's target to its place in the buffer. data_loss
+// naming tensor and row where a value that is to be quantized is not finite. What a row is scaled by depends
+// on the whole of it, so that every layout of ranks has the same weights.
 Result<LoadedWeights> load_weights(const parallel::WeightMap& map,
                                    const LoadPlan& plan,
                                    const checkpoint::Checkpoint& checkpoint,

@@ -41,6 +41,38 @@ TEST(DType, EveryHalfValueSurvivesARoundTrip) {
   }
 }
 
+TEST(DType, F8AsItsDefinitionSays) {
+  for (uint32_t bits = 0; bits < 0x100; ++bits) {
+    const int exponent = static_cast<int>(bits >> 3) & 15;
+    const int mantissa = static_cast<int>(bits) & 7;
+    const float value = to_float(Float8E4M3{static_cast<uint8_t>(bits)});
+    if (exponent == 15 && mantissa == 7) {
+      EXPECT_TRUE(std::isnan(value));
+      EXPECT_TRUE(std::isnan(to_float(to_f8e4m3(value))));
+      continue;
+    }
+    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                          : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    ASSERT_EQ(value, bits < 0x80 ? magnitude : -magnitude);
+    ASSERT_EQ(to_f8e4m3(value).bits, bits);
+  }
+}
+
+TEST(DType, F8RoundsToNearestEvenAndSaturates) {
+  for (uint32_t bits = 0; bits < 0x7e; ++bits) {
+    const float low = to_float(Float8E4M3{static_cast<uint8_t>(bits)});
+    const float high = to_float(Float8E4M3{static_cast<uint8_t>(bits + 1)});
+    const float middle = (low + high) / 2;
+    EXPECT_EQ(to_f8e4m3(middle).bits, bits + bits % 2) << low;
+    EXPECT_EQ(to_f8e4m3(std::nextafter(middle, 0.0f)).bits, bits) << low;
+    EXPECT_EQ(to_f8e4m3(-std::nextafter(middle, 1e9f)).bits, 0x80 | (bits + 1)) << low;
+  }
+  for (float large : {449.0f, 1e30f, std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(to_float(to_f8e4m3(large)), 448.0f);
+    EXPECT_EQ(to_float(to_f8e4m3(-large)), -448.0f);
+  }
+}
+
 TEST(DType, RoundsToNearestEven) {
   EXPECT_EQ(to_float(to_f16(2049.0f)), 2048.0f);
   EXPECT_EQ(to_float(to_f16(2051.0f)), 2052.0f);
@@ -81,6 +113,11 @@ TEST(Status, CarriesItsContext) {
 TEST(Weight, BlockRowsHaveTheirBytes) {
   EXPECT_EQ(row_bytes(WeightScheme::kQ4_1, 576), 18 * 20);
   EXPECT_EQ(row_bytes(WeightScheme::kBF16, 576), 1152);
+}
+
+TEST(Weight, ScalesOfRowsCount) {
+  EXPECT_EQ((Weight{.scheme = WeightScheme::kF8E4M3, .n = 10, .k = 33}.bytes()), 10 * 33 + 10 * 4);
+  EXPECT_EQ((Weight{.scheme = WeightScheme::kBF16, .n = 10, .k = 33}.bytes()), 10 * 33 * 2);
 }
 
 TEST(BoundedQueue, KeepsOrderAndCapacity) {

@@ -84,5 +84,47 @@ TEST(Quantize, ConstantBlocksSurvive) {
   }
 }
 
+// The row's largest magnitude becomes 448, the others the nearest of 448's fractions.
+TEST(Quantize, F8RowByHand) {
+  const std::vector<float> row = {-112.0f, 0.0f, 56.0f, 0.25f, 0x1p-11f, 1.0625f * 0.25f};
+  const float scale = f8_row_scale(row.data(), 6);
+  EXPECT_EQ(scale, 0.25f);
+  std::vector<std::byte> codes(6);
+  quantize_f8(row.data(), scale, codes.data(), 6);
+  EXPECT_EQ(codes, bytes_of({0xfe, 0x00, 0x76, 0x38, 0x01, 0x38}));  // −448, 0, 224, 1, 2⁻⁹, 1 (to even)
+  std::vector<float> back(6);
+  dequantize_row(WeightScheme::kF8E4M3, codes.data(), back.data(), 6);
+  EXPECT_EQ(back, (std::vector<float>{-448, 0, 224, 1, 0x1p-9f, 1}));
+}
+
+TEST(Quantize, F8ErrsByHalfAStepOfItsBinade) {
+  constexpr int64_t kValues = 500;
+  std::vector<float> values(kValues);
+  for (int64_t i = 0; i < kValues; ++i)
+    values[static_cast<size_t>(i)] =
+        std::sin(static_cast<float>(i) * 1.7f) * std::exp(static_cast<float>(i % 9));
+  const float scale = f8_row_scale(values.data(), kValues);
+  std::vector<std::byte> codes(kValues);
+  std::vector<float> back(kValues);
+  quantize_f8(values.data(), scale, codes.data(), kValues);
+  dequantize_row(WeightScheme::kF8E4M3, codes.data(), back.data(), kValues);
+  for (size_t i = 0; i < values.size(); ++i)
+    EXPECT_NEAR(values[i], back[i] * scale, std::max(std::fabs(values[i]) / 16, scale * 0x1p-10f) * 1.0001f);
+}
+
+TEST(Quantize, F8ScaleOfRowsThatHaveNone) {
+  const std::vector<float> zeros(5, 0.0f);
+  EXPECT_EQ(f8_row_scale(zeros.data(), 5), 1.0f);
+  std::vector<std::byte> codes(5, std::byte{1});
+  quantize_f8(zeros.data(), 1.0f, codes.data(), 5);
+  EXPECT_EQ(codes, bytes_of({0, 0, 0, 0, 0}));
+  const std::vector<float> tiny(3, 1e-44f);  // its 448th part is no float
+  EXPECT_GT(f8_row_scale(tiny.data(), 3), 0.0f);
+  for (float bad : {std::nanf(""), -std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
+    const std::vector<float> row = {1.0f, bad, 2.0f};
+    EXPECT_TRUE(std::isnan(f8_row_scale(row.data(), 3))) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace llm_dist::checkpoint

@@ -18,6 +18,7 @@ namespace {
 
 constexpr double kToleranceF32 = 1e-4;
 constexpr double kToleranceShort = 0.2;  // 16-bit activations
+constexpr double kToleranceF8 = 2.0;     // weights of linear layers in 8-bit floats
 
 class CudaGolden : public testing::TestWithParam<const char*> {
  protected:
@@ -117,6 +118,20 @@ TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
         options.graph_sizes = sizes;
         compare(golden, options, dtype == DType::kF32 ? kToleranceF32 : kToleranceShort);
       }
+    }
+  }
+}
+
+TEST_P(CudaGolden, F8Weights) {
+  GoldenCase golden = load_golden(GetParam());
+  for (const parallel::Layout& layout : layouts()) {
+    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
+      EngineOptions options = golden_options(layout, dtype);
+      options.quantization = WeightScheme::kF8E4M3;
+      options.graph_sizes = {1, 2, 4, 8};
+      compare(golden, options, kToleranceF8);
     }
   }
 }

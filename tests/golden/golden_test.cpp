@@ -17,10 +17,14 @@ namespace {
 // bits.
 constexpr double kToleranceF32 = 1e-4;
 constexpr double kToleranceBf16 = 0.2;
+constexpr double kToleranceF8 = 2.0;
 
 struct Comparison {
   double logits_error = 0.0;
+  double mean_error = 0.0;
   int different_tokens = 0;
+  std::vector<float> logits;  // as GoldenCase::logits
+  std::vector<std::vector<int32_t>> tokens;
 };
 
 struct Setup {
@@ -47,23 +51,30 @@ Comparison compare(const GoldenCase& golden, const Setup& setup) {
   for (const Status& end : (*replica)->stop()) EXPECT_TRUE(end.ok()) << end.to_string();
 
   Comparison result;
+  double sum = 0.0;
+  int64_t compared = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     EXPECT_EQ(outputs[i].finish, sched::FinishReason::kLength);
+    result.tokens.push_back(outputs[i].tokens);
     auto prompt_len = static_cast<int64_t>(golden.prompts[i].size());
+    bool same = true;
     for (int64_t step = 0; step < golden.steps(); ++step) {
       std::vector<float> row = recorder.row(i, prompt_len + step);
       EXPECT_EQ(row.size(), static_cast<size_t>(golden.vocab_size()));
+      result.logits.insert(result.logits.end(), row.begin(), row.end());
+      if (!same) continue;
       for (size_t v = 0; v < row.size(); ++v) {
         double error = std::abs(static_cast<double>(row[v]) - golden.logits_at(i, step)[v]);
         result.logits_error = std::max(result.logits_error, error);
+        sum += error;
+        ++compared;
       }
       // Behind the first different token the inputs differ too.
-      if (outputs[i].tokens[static_cast<size_t>(step)] != golden.tokens[i][static_cast<size_t>(step)]) {
-        ++result.different_tokens;
-        break;
-      }
+      same = outputs[i].tokens[static_cast<size_t>(step)] == golden.tokens[i][static_cast<size_t>(step)];
+      if (!same) ++result.different_tokens;
     }
   }
+  result.mean_error = compared == 0 ? 0.0 : sum / static_cast<double>(compared);
   return result;
 }
 
@@ -119,6 +130,30 @@ TEST_P(Golden, EveryLayoutInBf16) {
     worst = std::max(worst, got.logits_error);
   }
   std::printf("worst bf16 error of a logit: %.3f\n", worst);
+}
+
+// Codes have 4 significant bits. What one layout of ranks says, every other says too: a row's scale is that
+// of the whole row.
+TEST_P(Golden, EveryLayoutWithF8Weights) {
+  GoldenCase golden = load_golden(GetParam());
+  EngineOptions options = golden_options({});
+  options.quantization = WeightScheme::kF8E4M3;
+  Comparison alone = compare(golden, {.options = options});
+  EXPECT_GE(alone.logits_error, 10 * kToleranceF32) << "nothing was quantized";
+  EXPECT_LE(alone.logits_error, kToleranceF8);
+  EXPECT_EQ(alone.different_tokens, 0);
+  std::printf(
+      "f8 weights: error of a logit %.3f at worst, %.4f on average\n", alone.logits_error, alone.mean_error);
+  golden.logits = alone.logits;
+  golden.tokens = alone.tokens;
+  for (const LayoutCase& test : layouts(golden)) {
+    if (!test.async) continue;
+    SCOPED_TRACE(to_string(test.layout));
+    options.layout = test.layout;
+    Comparison got = compare(golden, {.options = options});
+    EXPECT_EQ(got.different_tokens, 0);
+    EXPECT_LE(got.logits_error, kToleranceF32);
+  }
 }
 
 // Three bugs that a port of a model is prone to, each put in on purpose.

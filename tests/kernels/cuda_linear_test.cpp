@@ -24,6 +24,101 @@ class CudaLinear : public CudaOpTest {
     });
     expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
   }
+  // A weight on both sides, every code as likely as another.
+  struct F8Weight {
+    Twin codes;
+    Twin scales;
+    int64_t n;
+    int64_t k;
+    template <typename Pick>
+    Weight weight(Pick&& pick) const {
+      Weight made{.scheme = WeightScheme::kF8E4M3, .n = n, .k = k};
+      made.parts[0] = Tensor::contiguous(pick(codes).data, DType::kU8, {n, k}, pick(codes).device);
+      made.parts[1] = pick(scales);
+      return made;
+    }
+  };
+  F8Weight f8_weight(int64_t n, int64_t k) {
+    constexpr double kSize = 100;  // of codes, in the root mean square
+    std::uniform_real_distribution<double> scale(0.5, 2);
+    std::vector<double> scales(static_cast<size_t>(n));
+    for (double& value : scales) value = scale(random_) / kSize / std::sqrt(static_cast<double>(k));
+    // i32 is what a twin can be filled with: four codes each.
+    F8Weight made{
+        .codes = twin_of(
+            DType::kI32, {(n * k + 3) / 4}, std::vector<double>(static_cast<size_t>((n * k + 3) / 4))),
+        .scales = twin_of(DType::kF32, {n}, scales),
+        .n = n,
+        .k = k};
+    auto* codes = static_cast<uint8_t*>(made.codes.cpu.data);
+    for (int64_t i = 0; i < n * k; ++i) {
+      const auto code = static_cast<uint8_t>(random_() >> 56);
+      codes[i] = (code & 0x7f) == 0x7f ? 0 : code;
+    }
+    upload(made.codes);
+    return made;
+  }
+  // Rows of x as a GPU quantizes them for products of more rows than its own kernel takes.
+  void round_rows(const Twin& x) {
+    const int64_t k = x.cpu.dim(1);
+    for (int64_t row = 0; row < x.cpu.dim(0); ++row) {
+      double largest = 1e-30;
+      for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::abs(element(x.cpu, row * k + i)));
+      const auto factor = 448.0f / static_cast<float>(largest);
+      for (int64_t i = 0; i < k; ++i) {
+        const auto value = static_cast<float>(element(x.cpu, row * k + i));
+        set_element(
+            x.cpu, row * k + i, static_cast<double>(to_float(to_f8e4m3(value * factor))) * largest / 448);
+      }
+    }
+  }
+  enum class Rounds : uint8_t { kNothing, kRows };
+  void check_f8(DType dtype, bool wide, int64_t m, int64_t n, int64_t k, Rounds rounds) {
+    SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
+    const F8Weight w = f8_weight(n, k);
+    const Twin given = random_twin(dtype, {m, k});
+    // In float, so that what was rounded once is not rounded again.
+    std::vector<double> values;
+    for (int64_t i = 0; i < m * k; ++i) values.push_back(element(given.cpu, i));
+    const Twin seen = twin_of(DType::kF32, {m, k}, values);
+    if (rounds == Rounds::kRows) round_rows(seen);
+    const Twin bias = random_twin(dtype, {n});
+    std::vector<double> bias_values;
+    for (int64_t i = 0; i < n; ++i) bias_values.push_back(element(bias.cpu, i));
+    const Twin bias_seen = twin_of(DType::kF32, {n}, bias_values);
+    const DType out_type = wide ? DType::kF32 : dtype;
+    const Twin out = output_twin(out_type, {m, n});
+    const Twin expected = output_twin(DType::kF32, {m, n});
+    auto cpu = [](const Twin& twin) { return twin.cpu; };
+    auto gpu = [](const Twin& twin) { return twin.gpu; };
+    cpu_ops().linear(*cpu_state_,
+                     *cpu_stream_,
+                     {.x = seen.cpu,
+                      .weight = w.weight(cpu),
+                      .bias = wide ? Tensor{} : bias_seen.cpu,
+                      .out = expected.cpu});
+    module_->ops->linear(
+        *gpu_state_,
+        *gpu_stream_,
+        {.x = given.gpu, .weight = w.weight(gpu), .bias = wide ? Tensor{} : bias.gpu, .out = out.gpu});
+    synchronize();
+    const std::vector<std::byte> bytes = download(out);
+    Tensor got = out.cpu;
+    got.data = const_cast<std::byte*>(bytes.data());
+    // Where both round x, a value between two codes may fall to either side.
+    const double tolerance = rounds == Rounds::kRows ? 2e-2 : wide ? 3e-4 : 2 * CudaOpTest::tolerance(dtype);
+    for (int64_t i = 0; i < m * n; ++i) {
+      const double want = element(expected.cpu, i);
+      ASSERT_NEAR(want, element(got, i), tolerance * (1 + std::abs(want))) << "element " << i;
+    }
+  }
+  void use_state(LinearKernels linear) {
+    OpStateOptions options = options_;
+    options.linear = linear;
+    options.f8_weights = true;
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  }
+
   static int lines_of(const std::filesystem::path& path) {
     std::ifstream file(path);
     return static_cast<int>(
@@ -68,6 +163,82 @@ TEST_F(CudaLinear, OfFewRowsByOurKernels) {
     check_linear(dtype, false, 5, 14336, 1024);
     check_linear(dtype, true, 33, 9000, 576);
   }
+}
+
+TEST_F(CudaLinear, F8WeightsOneRow) {
+  use_state(LinearKernels::kFastest);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (bool wide : {false, true}) {
+      for (auto [n, k] : {std::pair<int64_t, int64_t>{1, 1},
+                          {27, 27},
+                          {62, 40},
+                          {130, 16},
+                          {577, 576},
+                          {96, 1536},
+                          {4096, 4096},
+                          {1024, 14336},
+                          {9001, 528},
+                          {28672, 1024}})
+        check_f8(dtype, wide, 1, n, k, Rounds::kNothing);
+    }
+  }
+}
+
+TEST_F(CudaLinear, F8WeightsOfFewRowsByOurKernels) {
+  use_state(LinearKernels::kFastest);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {2, 7, 8, 9, 16, 17, 31, 33, 63, 64}) {
+      for (bool wide : {false, true}) {
+        check_f8(dtype, wide, m, 130, 16, Rounds::kNothing);
+        check_f8(dtype, wide, m, 62, 1008, Rounds::kNothing);
+        for (int64_t k : {1024, 2048, 4096, 8192}) check_f8(dtype, wide, m, 576, k, Rounds::kNothing);
+      }
+    }
+    check_f8(dtype, false, 5, 14336, 1024, Rounds::kNothing);
+    check_f8(dtype, true, 33, 9000, 576, Rounds::kNothing);
+  }
+}
+
+TEST_F(CudaLinear, F8WeightsOfManyRows) {
+  use_state(LinearKernels::kFastest);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {65, 100, 300, 2048}) {
+      check_f8(dtype, false, m, 576, 1536, Rounds::kRows);
+      check_f8(dtype, true, m, 1024, 4096, Rounds::kRows);
+    }
+  }
+}
+
+// No kernel of the library's and none of ours for few rows: x is not rounded.
+TEST_F(CudaLinear, F8WeightsOfAnyShape) {
+  use_state(LinearKernels::kFastest);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {2, 9, 70}) {
+      check_f8(dtype, false, m, 50, 27, Rounds::kNothing);
+      check_f8(dtype, true, m, 27, 50, Rounds::kNothing);
+    }
+    check_f8(dtype, false, 70, 577, 576, Rounds::kNothing);
+  }
+}
+
+TEST_F(CudaLinear, F8WeightsByTheLibraryAlone) {
+  use_state(LinearKernels::kLibrary);
+  for (int64_t m : {1, 3, 16, 60, 300}) check_f8(DType::kBF16, false, m, 576, 1536, Rounds::kRows);
+}
+
+TEST_F(CudaLinear, F8WeightsByKernelsThatWereTriedOut) {
+  const std::string cache = testing::TempDir() + "llm-dist-f8-cache-" + std::to_string(getpid());
+  setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  for (int run = 0; run < 2; ++run) {
+    use_state(LinearKernels::kFastest);
+    gpu_state_->start_tuning();
+    check_f8(DType::kBF16, false, 5, 1536, 4096, Rounds::kNothing);
+    check_f8(DType::kBF16, false, 60, 1536, 4096, Rounds::kNothing);
+    check_f8(DType::kBF16, false, 300, 1536, 4096, Rounds::kRows);
+    gpu_state_->end_tuning();
+  }
+  std::filesystem::remove_all(cache);
+  unsetenv("XDG_CACHE_HOME");
 }
 
 // A product starts to read its weights while the one in front of it runs; it must not read x then.

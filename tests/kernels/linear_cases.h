@@ -54,7 +54,9 @@ struct RandomWeight {
     weight.n = n;
     weight.k = k;
     weight.parts[0] = Tensor::contiguous(bytes.data(), DType::kU8, {n, row_bytes(scheme, k)});
-    if (is_quantized(scheme)) {
+    if (scheme == WeightScheme::kF8E4M3) {
+      fill_f8(random);
+    } else if (is_quantized(scheme)) {
       fill_quantized(random);
     } else {
       fill_dense(random);
@@ -68,6 +70,14 @@ struct RandomWeight {
     std::normal_distribution<float> normal(0.0f, 0.05f);
     for (int64_t i = 0; i < weight.n * weight.k; ++i) put(bytes.data(), dtype, i, normal(random));
   }
+  void fill_f8(std::mt19937& random) {
+    std::normal_distribution<float> normal(0.0f, 100.0f);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(to_f8e4m3(normal(random)).bits);
+    std::uniform_real_distribution<float> scale(0.0002f, 0.001f);
+    scales.resize(static_cast<size_t>(weight.n));
+    for (float& value : scales) value = scale(random);
+    weight.parts[1] = Tensor::contiguous(scales.data(), DType::kF32, {weight.n});
+  }
   void fill_quantized(std::mt19937& random) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     const int64_t block_bytes = scheme_traits(weight.scheme).block_bytes;
@@ -80,6 +90,7 @@ struct RandomWeight {
   }
 
   std::vector<std::byte> bytes;
+  std::vector<float> scales;  // of f8_e4m3
   Weight weight;
 };
 

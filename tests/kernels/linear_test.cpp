@@ -49,6 +49,9 @@ double weight_value(const std::vector<std::byte>& bytes, const Weight& weight, i
     case WeightScheme::kF32: return get(at, DType::kF32, i);
     case WeightScheme::kF16: return get(at, DType::kF16, i);
     case WeightScheme::kBF16: return get(at, DType::kBF16, i);
+    case WeightScheme::kF8E4M3:
+      return static_cast<double>(to_float(Float8E4M3{std::to_integer<uint8_t>(at[i])})) *
+             weight.parts[1].as<float>()[row];
     default: break;
   }
   at += i / 32 * scheme_traits(weight.scheme).block_bytes;
@@ -220,9 +223,10 @@ TEST_F(LinearCases, QuantizedWeightsMatchTheTwin) {
   }
 }
 
-TEST_F(LinearCases, DenseWeightsMatchTheTwin) {
+TEST_F(LinearCases, DenseAndScaledWeightsMatchTheTwin) {
   std::vector<CpuOpState*> states = every_state();
-  for (WeightScheme scheme : kDense) {
+  for (WeightScheme scheme :
+       {WeightScheme::kF32, WeightScheme::kBF16, WeightScheme::kF16, WeightScheme::kF8E4M3}) {
     for (DType x : kActivations) {
       for (DType out : {x, DType::kF32}) {
         double tolerance = std::max(rounding(out), x == DType::kF32 ? 2e-6 : 2e-5);

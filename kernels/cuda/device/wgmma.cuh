@@ -1,8 +1,11 @@
-// Matrix products of a warpgroup (four warps) with both operands in shared memory: D [64 × N] += A [64 × 16]
-// · Bᵀ, B [N × 16], 16-bit elements, sums in float (PTX ISA, "wgmma.mma_async"). Needs compute
+// Matrix products of a warpgroup (four warps): D [64 × N] += A [64 × 16] · Bᵀ, B [N × 16], 16-bit elements,
+// sums in float (PTX ISA, "wgmma.mma_async"); B in shared memory, A there or in registers. Needs compute
 // capability 9.0a. With w = warp % 4, g = lane / 4 and q = lane % 4, a thread holds of D
 //   d[4 j] (16 w + g, 8 j + 2 q), d[4 j + 1] (16 w + g, 8 j + 2 q + 1),
-//   d[4 j + 2] (16 w + g + 8, 8 j + 2 q), d[4 j + 3] (16 w + g + 8, 8 j + 2 q + 1).
+//   d[4 j + 2] (16 w + g + 8, 8 j + 2 q), d[4 j + 3] (16 w + g + 8, 8 j + 2 q + 1),
+// and of an A in registers, two elements in each,
+//   a[0] (16 w + g, 2 q…), a[1] (16 w + g + 8, 2 q…), a[2] (16 w + g, 2 q + 8…), a[3] (16 w + g + 8, 2 q +
+//   8…).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,7 +44,8 @@ __device__ inline void products_done(float (&sums)[kCount]) {
 }
 
 // multiply_tiles(T, d, a, b): D [64 × N] += A · Bᵀ with T's elements, N / 2 sums d to a thread; a and b are
-// swizzled_tile()s. The instruction names each of its registers, hence a function for every N.
+// swizzled_tile()s. multiply_rows(T, d, a, b): the same with A's registers a, which are not to be written
+// until the products are done. The instruction names each of its registers, hence a function for every N.
 #define LLM_DIST_SUMS_4 "%0, %1, %2, %3"
 #define LLM_DIST_SUMS_8 LLM_DIST_SUMS_4 ", %4, %5, %6, %7"
 #define LLM_DIST_SUMS_16 LLM_DIST_SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -62,10 +66,23 @@ __device__ inline void products_done(float (&sums)[kCount]) {
                  : LLM_DIST_D_##num_sums(0)                                                \
                  : "l"(a), "l"(b));                                                        \
   }
-#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)             \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")     \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")    \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17") \
+// a0_at, …: the places of A's registers.
+#define LLM_DIST_MULTIPLY_ROWS(T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at)              \
+  __device__ inline void multiply_rows(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements              \
+                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at \
+                                               ", 1, 1, 1, 0;\n"                                        \
+                 : LLM_DIST_D_##num_sums(0)                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
+  }
+#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)                                 \
+  LLM_DIST_MULTIPLY_ROWS(T, elements, 8, 4, "%4", "%5", "%6", "%7", "%8")        \
+  LLM_DIST_MULTIPLY_ROWS(T, elements, 16, 8, "%8", "%9", "%10", "%11", "%12")    \
+  LLM_DIST_MULTIPLY_ROWS(T, elements, 32, 16, "%16", "%17", "%18", "%19", "%20") \
+  LLM_DIST_MULTIPLY_ROWS(T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")                         \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")                        \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17")                     \
   LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33")
 
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
@@ -73,6 +90,7 @@ LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
 
 #undef LLM_DIST_MULTIPLY_ALL_TILES
 #undef LLM_DIST_MULTIPLY_TILES
+#undef LLM_DIST_MULTIPLY_ROWS
 #undef LLM_DIST_D_32
 #undef LLM_DIST_D_16
 #undef LLM_DIST_D_8
