@@ -147,11 +147,14 @@ Status all_reduces(RankProcess& process,
 
 // Multiplications and additions for one token, all layers but the head when `with_head` is false.
 double flops_per_token(RankProcess& process, bool with_head) {
-  auto elements =
-      step_weight_bytes(process) / static_cast<double>(dtype_bytes(process.engine().options().dtype));
   const checkpoint::ModelConfig& config = process.checkpoint().config();
-  double head = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) /
-                process.engine().options().layout.tp;
+  const engine::EngineOptions& options = process.engine().options();
+  auto width = static_cast<double>(dtype_bytes(options.dtype));
+  double head =
+      static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) / options.layout.tp;
+  double bytes = step_weight_bytes(process);
+  bool f8 = engine::op_state_options(config, options).f8_weights;
+  double elements = f8 ? head + (bytes - head * width) : bytes / width;
   return 2 * (with_head ? elements : elements - head);
 }
 

@@ -27,6 +27,9 @@ struct SkinnyArgs {
 // Elements of a 16-byte load of W.
 template <typename W>
 constexpr int kLoadWidth = 16 / sizeof(W);
+// Of a processor: as many registers a thread as its conversions take.
+template <typename W>
+constexpr int kBlocks = sizeof(W) == 1 ? 7 : 8;
 // What a warp loads at once.
 template <typename W>
 constexpr int kStep = kWarpSize * kLoadWidth<W>;
@@ -91,7 +94,7 @@ __device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW],
 
 // x is not __restrict__: its loads must stay behind the wait.
 template <typename T, typename W, typename Out, int kRowsW>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks<W>)
     skinny_linear(SkinnyArgs args, const T* x, const W* w, const float* w_scales, const T* bias, Out* y) {
   constexpr int kAhead = kLoads / kRowsW;
   constexpr int64_t kRound = kAhead * kStep<W>;

@@ -13,6 +13,7 @@ using Contents = std::map<std::string, std::string>;
 
 DType dtype_of(WeightScheme scheme) {
   if (scheme == WeightScheme::kF32) return DType::kF32;
+  if (scheme == WeightScheme::kF8E4M3) return DType::kF8E4M3;
   return scheme == WeightScheme::kF16 ? DType::kF16 : DType::kBF16;
 }
 
