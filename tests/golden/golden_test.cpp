@@ -17,7 +17,7 @@ namespace {
 // bits.
 constexpr double kToleranceF32 = 1e-4;
 constexpr double kToleranceBf16 = 0.2;
-constexpr double kToleranceF8 = 2.0;
+constexpr double kToleranceF8 = 1.0;
 
 struct Comparison {
   double logits_error = 0.0;
@@ -134,7 +134,7 @@ TEST_P(Golden, EveryLayoutInBf16) {
 
 // Codes have 4 significant bits. What one layout of ranks says, every other says too: a row's scale is that
 // of the whole row.
-TEST_P(Golden, EveryLayoutWithF8Weights) {
+TEST_P(Golden, LayoutsAgreeOnF8Weights) {
   GoldenCase golden = load_golden(GetParam());
   EngineOptions options = golden_options({});
   options.quantization = WeightScheme::kF8E4M3;
@@ -146,10 +146,10 @@ TEST_P(Golden, EveryLayoutWithF8Weights) {
       "f8 weights: error of a logit %.3f at worst, %.4f on average\n", alone.logits_error, alone.mean_error);
   golden.logits = alone.logits;
   golden.tokens = alone.tokens;
-  for (const LayoutCase& test : layouts(golden)) {
-    if (!test.async) continue;
-    SCOPED_TRACE(to_string(test.layout));
-    options.layout = test.layout;
+  for (const parallel::Layout& layout :
+       {parallel::Layout{.tp = 2}, {.tp = 3}, {.tp = 2, .pp = 2, .sequence_parallel = true}}) {
+    SCOPED_TRACE(to_string(layout));
+    options.layout = layout;
     Comparison got = compare(golden, {.options = options});
     EXPECT_EQ(got.different_tokens, 0);
     EXPECT_LE(got.logits_error, kToleranceF32);

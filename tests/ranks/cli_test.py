@@ -1,5 +1,6 @@
 """The command line: what it says to a mistake, from how many ranks, and what it runs without."""
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -145,6 +146,19 @@ class Refusals(unittest.TestCase):
     def test_a_pool_below_one_sequence(self):
         self.refused(["generate", harness.smollm(), "--prompt", "x", "--kv-cache-memory-bytes", 1 << 20], 2,
                      "--max-model-len")
+
+    def test_linear_layers_in_fp8_are_planned_by_the_byte(self):
+        model = pathlib.Path(__file__).parent.parent / "golden/data/grouped"  # hidden 27, 5 layers, 9 × 16 heads, 50 inner
+        linear = [(9 * 16 + 2 * 3 * 16, 27), (27, 9 * 16), (2 * 50, 27), (27, 50)]
+        rest = 2 * (131 * 27 + (2 * 5 + 1) * 27)
+        done = run(["plan", model, "--quantization", "fp8", "--dtype", "bfloat16", "--json"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        plan = json.loads(done.stdout)
+        self.assertEqual(plan["quantization"], "fp8")
+        self.assertEqual(plan["ranks"][0]["weight_bytes"], 5 * sum(n * k + 4 * n for n, k in linear) + rest)
+        done = run(["plan", model, "--quantization", "fp8", "--dtype", "bfloat16"])
+        self.assertIn("linear layers in f8_e4m3, embedding, head and norms in bf16", done.stdout)
+        self.refused(["plan", model, "--quantization", "int3"], None, "int3")
 
     def test_the_limit_is_the_cgroups(self):
         limit = 300 << 20
