@@ -8,10 +8,9 @@
 // W in f8_e4m3 is widened on its way to the registers that the product takes it from; x stays as it is, and
 // sums are scaled at the end. Two such blocks share a processor, so that one widens while the other
 // multiplies.
-#include <cuda_fp8.h>
-
 #include <algorithm>
 
+#include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/tma.cuh"
@@ -163,20 +162,6 @@ __device__ inline void multiply(const Share& share,
     cursor.advance();
   }
   products_done<0>(sums);
-}
-
-// Two codes to two elements. Shifted to where bf16 has them, a code's bits are 2¹²⁰ times too small.
-__device__ inline uint32_t widen_pair(__nv_bfloat16, uint32_t codes) {
-  const uint32_t apart = __byte_perm(codes, 0, 0x1404);  // each in the upper half of its element
-  const uint32_t small = (apart & 0x80008000u) | ((apart >> 4) & 0x07f007f0u);
-  constexpr uint32_t kFactor = 0x7b807b80u;  // 2¹²⁰, twice
-  const __nv_bfloat162 pair = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small),
-                                      *reinterpret_cast<const __nv_bfloat162*>(&kFactor));
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ inline uint32_t widen_pair(__half, uint32_t codes) {
-  const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
 // The same with W in f8_e4m3: a thread fetches the pairs that its registers of A hold, from pieces of 16
