@@ -14,11 +14,11 @@ PeerLimits default_peer_limits(int group_size) {
   constexpr int64_t kMiB = 1024 * kKiB;
   switch (group_size) {
     case 2:
-      return {.packets_bytes = 256 * kKiB,
+      return {.packets_bytes = 64 * kKiB,
               .one_shot_bytes = 4 * kMiB,
               .two_shot_bytes = 16 * kMiB,
               .norm_bytes = 2 * kMiB};
-    case 3: return {.packets_bytes = 128 * kKiB, .one_shot_bytes = 1 * kMiB, .two_shot_bytes = 16 * kMiB};
+    case 3: return {.packets_bytes = 64 * kKiB, .one_shot_bytes = 1 * kMiB, .two_shot_bytes = 16 * kMiB};
     case 4: return {.packets_bytes = 64 * kKiB, .one_shot_bytes = 512 * kKiB, .two_shot_bytes = 16 * kMiB};
     default: return {.packets_bytes = 64 * kKiB, .two_shot_bytes = 8 * kMiB};
   }
