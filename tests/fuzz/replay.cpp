@@ -1,5 +1,5 @@
-// Runs a fuzz target: every file of a corpus, then mutations of them by a fixed seed. usage: NAME_fuzz
-// [--iterations N] [--seed N] FILE|FOLDER…
+// Runs a fuzz target without libFuzzer: every file of a corpus, then mutations of them by a fixed seed.
+// usage: NAME_fuzz [--iterations N] [--seed N] FILE|FOLDER…
 #include <sys/time.h>
 #include <unistd.h>
 
