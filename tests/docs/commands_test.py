@@ -1,5 +1,5 @@
 """Every command of README.md, docs/ and examples/: its flags are those of the program's own parser, its scripts, files,
-targets and presets exist, its URLs are routes.
+targets and presets exist, its URLs are routes. running_test.py runs what can be run in a moment.
 
 A block in which nothing can be checked stands in unchecked.txt, with the reason."""
 import json
