@@ -15,8 +15,12 @@ namespace llm_dist::http {
 namespace {
 
 constexpr auto kResult = asio::as_tuple(asio::use_awaitable);
-// How long a refused client may go on sending before its connection is reset.
+// How long a client may go on sending behind an answer before its connection is reset.
 constexpr Duration kLingerTime = std::chrono::seconds(1);
+// The same where the answer cuts a body short, which the client may send to its end before it looks for an
+// answer (RFC 9112, 9.6): silent for so long, or sending for so long.
+constexpr Duration kBodyLingerSilence = std::chrono::seconds(5);
+constexpr Duration kBodyLingerTime = std::chrono::seconds(30);
 
 // What has come, or what is said to come. A length that is no number was refused by the parser.
 size_t announced_body_bytes(const Request& request) {
@@ -76,6 +80,7 @@ void Connection::drain() {
   asio::post(executor_, [self = shared_from_this()] {
     if (self->exchange_) self->exchange_->close_after();
     if (self->idle_ && self->inbound_.empty()) self->close();
+    if (self->discarding_) self->arm_watchdog(kLingerTime);
   });
 }
 
@@ -111,7 +116,7 @@ asio::awaitable<void> Connection::serve(bool overloaded) {
     if (outcome != Outcome::kRequest) co_return;
     again = co_await respond(parser, std::move(parser.request()));
   }
-  if (!closed_) co_await linger();
+  if (!closed_) co_await linger(kLingerTime, kLingerTime);
 }
 
 asio::awaitable<bool> Connection::handshake() {
@@ -287,20 +292,23 @@ asio::awaitable<void> Connection::refuse(const ParseError& error) {
   Response response = core_->options.render_error(error.status, error.message);
   if (error.status == 503) response.headers.set("Retry-After", "1");
   (void)exchange.send(response);
-  if (co_await pump(exchange)) co_await linger();
+  if (!co_await pump(exchange)) co_return;
+  const bool body_follows = error.status == 413 && !core_->draining;
+  co_await linger(body_follows ? kBodyLingerSilence : kLingerTime,
+                  body_follows ? kBodyLingerTime : kLingerTime);
 }
 
 // Closing with unread input resets the connection, and a reset may overtake the response. So: say that
 // nothing follows, and throw away what still comes for a while.
-asio::awaitable<void> Connection::linger() {
+asio::awaitable<void> Connection::linger(Duration silence, Duration all) {
   discarding_ = true;
   inbound_.clear();
   room_.cancel();
-  arm_watchdog(kLingerTime);
+  arm_watchdog(all);
   co_await transport_->finish_writing();
-  const TimePoint deadline = Clock::now() + kLingerTime;
+  const TimePoint end = Clock::now() + all;
   while (!peer_closed_ && !closed_)
-    if (!co_await wait(deadline)) break;
+    if (!co_await wait(std::min(end, Clock::now() + silence))) break;
 }
 
 asio::awaitable<bool> Connection::write_all(std::string_view bytes) {

@@ -71,7 +71,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::awaitable<bool> pump(Exchange& exchange);
   asio::awaitable<void> refuse(const ParseError& error);
   asio::awaitable<bool> write_all(std::string_view bytes);
-  asio::awaitable<void> linger();
+  // Until the client closes, is silent for so long or has been given all of the time.
+  asio::awaitable<void> linger(Duration silence, Duration all);
   // False when the deadline passed before notify().
   asio::awaitable<bool> wait(TimePoint deadline);
 

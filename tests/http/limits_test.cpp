@@ -54,6 +54,24 @@ TEST(Limits, ARequestsOwnLimitIsAskedOnceItsHeaderIsWhole) {
   EXPECT_EQ(chunked.read_until("413").find("HTTP/1.1 413"), 0u);
 }
 
+// Such a client looks for an answer only when it has sent all: a reset on the way would take it away.
+TEST(Limits, AClientThatPausesInARefusedBodyIsNotCutOff) {
+  ServerOptions options;
+  options.max_body_bytes = 10;
+  auto server = start(ok, options);
+  RawClient client(server->port());
+  ASSERT_TRUE(client.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3000\r\n\r\n"));
+  for (int i = 0; i < 3; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    EXPECT_TRUE(client.send(std::string(1000, 'x'))) << i;
+  }
+  EXPECT_EQ(client.read_until("too large").find("HTTP/1.1 413"), 0u);
+  // Nor does it hold up a server that is to end.
+  TimePoint begin = Clock::now();
+  EXPECT_TRUE(server->shutdown(soon()).ok());
+  EXPECT_LT(seconds_between(begin, Clock::now()), 20);
+}
+
 TEST(Limits, HeaderFloodIs431) {
   ServerOptions options;
   options.max_header_bytes = 2000;
