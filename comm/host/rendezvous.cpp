@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <deque>
 #include <utility>
 
 #include "src/base/log.h"
@@ -14,8 +14,10 @@ namespace {
 
 constexpr uint64_t kMagic = 0x314f4c4c4d444953;  // changes with the layout of anything sent
 constexpr auto kWelcome = std::byte{0x57};
+// How many may be silent besides the ranks, and how long undisturbed. Fewer have as long as the launch has: a
+// rank that gets no processor time is no intruder.
 constexpr size_t kMaxStrangers = 64;
-constexpr auto kHelloLimit = std::chrono::seconds(3);
+constexpr auto kUndisturbed = std::chrono::seconds(3);
 
 struct Hello {
   uint64_t magic = kMagic;
@@ -29,7 +31,7 @@ struct Stranger {
   Fd fd;
   Hello hello;
   size_t filled = 0;
-  Deadline deadline;
+  TimePoint since;
 };
 
 std::string encode(const Endpoint& endpoint) { return format("{} {}", endpoint.port, endpoint.address); }
@@ -76,6 +78,7 @@ class Reception {
  private:
   Status wait(Deadline deadline) {
     std::vector<pollfd> entries{{.fd = plan_.listener.fd.get(), .events = POLLIN}};
+    if (crowded()) entries[0].events = 0;
     for (const auto& stranger : strangers_) entries.push_back({.fd = stranger.fd.get(), .events = POLLIN});
     auto next_look = Deadline::at(std::min(deadline.when(), Clock::now() + std::chrono::milliseconds(200)));
     if (::poll(entries.data(), entries.size(), poll_timeout_ms(next_look)) < 0 && errno != EINTR)
@@ -84,13 +87,18 @@ class Reception {
   }
 
   Status take_in() {
-    while (strangers_.size() < kMaxStrangers) {
+    while (!crowded()) {
       ASSIGN_OR_RETURN(Fd fd, accept_one(plan_.listener));
       if (!fd.valid()) break;
-      strangers_.push_back({.fd = std::move(fd), .hello = {}, .deadline = Deadline::after(kHelloLimit)});
+      if (full()) strangers_.pop_front();
+      strangers_.push_back({.fd = std::move(fd), .hello = {}, .since = Clock::now()});
     }
     return ok_status();
   }
+
+  bool full() const { return strangers_.size() >= kMaxStrangers + missing_; }
+  // Nobody is let in, and nobody has been silent for so long that another may take the place.
+  bool crowded() const { return full() && Clock::now() - strangers_.front().since < kUndisturbed; }
 
   // True when the connection needs no more attention: welcomed or turned away.
   bool settled(Stranger& stranger) {
@@ -101,7 +109,7 @@ class Reception {
       welcome(stranger);
       return true;
     }
-    return result.state == IoState::kClosed || stranger.deadline.expired();
+    return result.state == IoState::kClosed;
   }
 
   void welcome(Stranger& stranger) {
@@ -132,7 +140,7 @@ class Reception {
   const SocketPlan& plan_;
   const std::vector<PeerLane>& expected_;
   std::vector<Fd> accepted_;
-  std::vector<Stranger> strangers_;
+  std::deque<Stranger> strangers_;  // who came first stands first
   size_t missing_ = expected_.size();
 };
 

@@ -31,7 +31,8 @@ struct PeerLane {
 // Connects to `peer` as this world's rank; returns once it has accepted. kUnavailable: refused.
 Result<Fd> connect_peer(const SocketPlan& plan, int own_rank, PeerLane peer, Deadline deadline);
 // Accepts exactly one connection for each of `expected` (in its order). A stranger, a wrong secret or a
-// second connection of one lane is closed and logged, and disturbs nobody.
+// second connection of one lane is closed and logged, and disturbs nobody. A connection may stay silent until
+// the deadline, unless there is a crowd of silent ones.
 Result<std::vector<Fd>> accept_peers(const SocketPlan& plan,
                                      const std::vector<PeerLane>& expected,
                                      Deadline deadline);

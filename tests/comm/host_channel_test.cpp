@@ -16,7 +16,6 @@
 #include <thread>
 
 #include "comm/host/byte_ring.h"
-#include "comm/host/rendezvous.h"
 #include "comm/host/segment.h"
 #include "tests/comm/host_test_world.h"
 
@@ -369,58 +368,6 @@ TEST(ByteRingTest, ThreadsReadEveryByteInOrder) {
   }
   first.join();
   second.join();
-}
-
-// Strangers hang on, hang up or bring a wrong secret while the ranks meet: none is let in, none is in the
-// way.
-TEST(RendezvousTest, StrangersAreRefusedAndDisturbNobody) {
-  TestWorld test{.size = 2, .sockets = true};
-  GatherBoard board(test.size);
-  auto meet = [&](int rank) {
-    HostWorld world = host_world(test, board, rank);
-    auto plan = plan_sockets(world, rank == 0);
-    if (!plan.ok()) return 1;
-    auto deadline = soon();
-    if (rank == 0) {
-      auto accepted = accept_peers(*plan, {{1, 0}, {1, 1}}, deadline);
-      return accepted.ok() && (*accepted)[0].valid() && (*accepted)[1].valid() ? 0 : 2;
-    }
-    auto silent = connect_to(plan->endpoints[0], deadline);
-    SocketPlan wrong{.secret = plan->secret, .endpoints = plan->endpoints};
-    wrong.secret[0] ^= std::byte{0x80};
-    if (connect_peer(wrong, 1, {0, 0}, deadline).ok()) return 3;  // a secret that differs in one bit
-    if (connect_peer(*plan, 7, {0, 0}, deadline).ok()) return 4;  // a rank that is not expected
-    auto first = connect_peer(*plan, 1, {0, 0}, deadline);
-    if (!first.ok() || connect_peer(*plan, 1, {0, 0}, deadline).ok()) return 5;  // twice the same
-    return connect_peer(*plan, 1, {0, 1}, deadline).ok() ? 0 : 6;
-  };
-  pid_t root = fork_rank([&] { return meet(0); });
-  pid_t other = fork_rank([&] { return meet(1); });
-  EXPECT_EQ(wait_rank(root), 0);
-  EXPECT_EQ(wait_rank(other), 0);
-}
-
-TEST(RendezvousTest, MissingRankAndUnknownInterfaceAreNamed) {
-  auto codes = run_ranks({.size = 2, .sockets = true}, [](const HostWorld& world) {
-    auto plan = plan_sockets(world, world.rank == 0);
-    RANK_CHECK(plan.ok());
-    if (world.rank == 1) return 0;
-    auto accepted = accept_peers(*plan, {{1, 0}}, Deadline::after(100ms));
-    RANK_CHECK(accepted.status().code() == StatusCode::kDeadlineExceeded);
-    RANK_CHECK(accepted.status().message().find("from rank 1") != std::string::npos);
-    return 0;
-  });
-  EXPECT_EQ(codes, fine(2));
-
-  codes = run_ranks({.size = 2, .sockets = true}, [](const HostWorld& world) {
-    HostWorld mine = world;
-    if (world.rank == 0) mine.interface_name = "no-such-card";
-    Status status = make_host_channel({.world = mine}).status();
-    RANK_CHECK(status.code() == StatusCode::kNotFound);
-    RANK_CHECK(status.message().find("there are: lo") != std::string::npos);
-    return 0;
-  });
-  EXPECT_EQ(codes, fine(2));
 }
 
 TEST(SegmentTest, SecretMismatchIsRefused) {
