@@ -1,5 +1,6 @@
 #include "src/http/server.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <boost/asio/as_tuple.hpp>
@@ -101,7 +102,10 @@ Status Server::Impl::start() {
   port_ = bound_port(*acceptor_);
   accepting_ = running_ = true;
   asio::co_spawn(threads_[0]->context, accept_loop(), asio::detached);
-  for (auto& io : threads_) io->thread = std::thread([&context = io->context] { context.run(); });
+  for (auto& io : threads_) {
+    io->thread = std::thread([&context = io->context] { context.run(); });
+    pthread_setname_np(io->thread.native_handle(), "http");
+  }
   return ok_status();
 }
 

@@ -2,12 +2,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <set>
 
 #include "kernels/philox.h"
-#include "tests/kernels/op_fixture.h"
+#include "tests/kernels/sample_fixture.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -41,110 +40,7 @@ TEST(Philox, UniformUsesEveryPartOfTheKeyAndCounter) {
   }
 }
 
-class CpuSampleTest : public OpTest {
- protected:
-  // Samples every row of logits [n][vocab], cut into `shards`; all rows share `history`.
-  std::vector<SampleRecord> sample(const std::vector<std::vector<double>>& logits,
-                                   const std::vector<SampleRow>& rows,
-                                   int64_t shards = 1,
-                                   const std::vector<double>& history = std::vector<double>(64),
-                                   const std::vector<int32_t>& rule_words = {}) {
-    const auto n = static_cast<int64_t>(logits.size());
-    const auto vocab = static_cast<int64_t>(logits[0].size());
-    const int64_t width = (vocab + shards - 1) / shards + (shards > 1 ? 1 : 0);
-    // Padding is what must never be drawn.
-    TestTensor sharded(
-        DType::kF32, {shards, n, width}, std::vector<double>(static_cast<size_t>(shards * n * width), 1e30));
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t v = 0; v < vocab; ++v) {
-        sharded.set((v / width * n + i) * width + v % width,
-                    logits[static_cast<size_t>(i)][static_cast<size_t>(v)]);
-      }
-    }
-    const TestTensor row_bytes = bytes_of(rows);
-    const TestTensor history_tensor(DType::kI32, {1, static_cast<int64_t>(history.size())}, history);
-    const TestTensor records(DType::kI32,
-                             {n, kSampleRecordWords},
-                             std::vector<double>(static_cast<size_t>(n * kSampleRecordWords), 77));
-    run(ops_.sample,
-        {.logits = sharded,
-         .vocab_size = vocab,
-         .rows = row_bytes,
-         .history = history_tensor,
-         .rule_words = words_of(rule_words),
-         .records = records});
-    return records_of(records);
-  }
-  SampleRecord sample_one(const std::vector<double>& logits,
-                          const SampleRow& row,
-                          const std::vector<double>& history = std::vector<double>(64)) {
-    return sample({logits}, {row}, 1, history)[0];
-  }
-
-  // The tokens that `draws` positions of one row give, counted.
-  std::vector<int> count_tokens(const std::vector<double>& logits, SampleRow row, int draws) {
-    std::vector<SampleRow> rows;
-    for (int i = 0; i < draws; ++i) {
-      row.seed = 1000 + static_cast<uint64_t>(i);
-      rows.push_back(row);
-    }
-    std::vector<int> counts(logits.size());
-    const std::vector<std::vector<double>> all(static_cast<size_t>(draws), logits);
-    for (const SampleRecord& record : sample(all, rows)) ++counts[static_cast<size_t>(record.token)];
-    return counts;
-  }
-
-  int32_t greedy_over_shards(const std::vector<double>& logits, const SampleRow& row, int64_t width) {
-    const auto vocab = static_cast<int64_t>(logits.size());
-    const int64_t shards = (vocab + width - 1) / width + 1;  // the last one has padding only
-    const TestTensor rows = bytes_of({row});
-    const TestTensor best(DType::kF32, {shards, 1, 2});
-    for (int64_t s = 0; s < shards; ++s) {
-      TestTensor shard(DType::kF32, {1, width}, std::vector<double>(static_cast<size_t>(width), 1e30));
-      for (int64_t v = 0; v < width && s * width + v < vocab; ++v)
-        shard.set(v, logits[static_cast<size_t>(s * width + v)]);
-      run(ops_.argmax_shard,
-          {.logits = shard,
-           .vocab_begin = s * width,
-           .vocab_size = vocab,
-           .rows = rows,
-           .best = best.view().rows(s, 1).reshaped({1, 2})});
-    }
-    const TestTensor records(DType::kI32, {1, kSampleRecordWords});
-    run(ops_.argmax_merge, {.best = best, .records = records});
-    return records_of(records)[0].token;
-  }
-
-  // One row under `rules`, whose words stand behind another row's.
-  int32_t sample_ruled(const std::vector<double>& logits,
-                       SampleRow row,
-                       const LogitRules& rules,
-                       const std::vector<double>& history = std::vector<double>(64)) {
-    std::vector<int32_t> words = {0, 1, 2, 3};
-    row.rules = rules.counts;
-    row.rules_begin = static_cast<int32_t>(words.size());
-    words.insert(words.end(), rules.words.begin(), rules.words.end());
-    return sample({logits}, {row}, 1, history, words)[0].token;
-  }
-
-  static TestTensor words_of(const std::vector<int32_t>& words) {
-    return TestTensor(DType::kI32, {static_cast<int64_t>(words.size())}, {words.begin(), words.end()});
-  }
-  static TestTensor bytes_of(const std::vector<SampleRow>& rows) {
-    TestTensor bytes(DType::kU8,
-                     {static_cast<int64_t>(rows.size()), static_cast<int64_t>(sizeof(SampleRow))});
-    std::memcpy(bytes.view().data, rows.data(), rows.size() * sizeof(SampleRow));
-    return bytes;
-  }
-  static std::vector<SampleRecord> records_of(const TestTensor& tensor) {
-    std::vector<SampleRecord> records(static_cast<size_t>(tensor.view().dim(0)));
-    std::memcpy(records.data(), tensor.view().data, records.size() * sizeof(SampleRecord));
-    return records;
-  }
-};
 INSTANTIATE_TEST_SUITE_P(Targets, CpuSampleTest, testing::ValuesIn(kTargets), target_name);
-
-const SampleRow kGreedy{.slot = 0, .temperature = 0};
 
 TEST_P(CpuSampleTest, GreedyTiesGoToTheSmallerId) {
   std::vector<double> logits(700, -1);
@@ -158,132 +54,6 @@ TEST_P(CpuSampleTest, PaddingRowsAreZeroed) {
   EXPECT_EQ(records[1].token, 1);
   const SampleRecord zero;
   EXPECT_EQ(std::memcmp(&records[0], &zero, sizeof zero), 0);
-}
-
-TEST_P(CpuSampleTest, BannedTokensAreNeverDrawn) {
-  SampleRow row = kGreedy;
-  row.num_banned = 3;
-  row.banned[0] = 2;
-  row.banned[1] = 999;  // beyond the vocabulary
-  row.banned[2] = 0;
-  EXPECT_EQ(sample_one({9, 3, 10, 4}, row).token, 3);
-  row.temperature = 1;
-  const std::vector<int> counts = count_tokens({9, 3, 10, 4}, row, 200);
-  EXPECT_EQ(counts[0] + counts[2], 0);
-}
-
-TEST_P(CpuSampleTest, MoreBannedTokensThanARowHolds) {
-  std::vector<double> logits(40, 0);
-  std::vector<int32_t> words = {7, 7};
-  SampleRow row = kGreedy;
-  for (int32_t id = 0; id < 30; ++id) {
-    logits[static_cast<size_t>(id)] = 40 - id;
-    if (id < kMaxBannedTokens) row.banned[row.num_banned++] = id;
-    if (id >= kMaxBannedTokens) words.push_back(id);
-  }
-  row.more_banned_begin = 2;
-  row.num_more_banned = 30 - kMaxBannedTokens;
-  EXPECT_EQ(sample({logits}, {row}, 1, std::vector<double>(64), words)[0].token, 30);
-}
-
-TEST_P(CpuSampleTest, BiasesAreAddedToSingleLogits) {
-  const TokenBias biases[] = {{3, 5.5f}, {0, -100.0f}, {900, 100.0f}};  // one beyond the vocabulary
-  const LogitRules rules = pack_rules({}, biases, {});
-  EXPECT_EQ(sample_ruled({9, 8, 7, 3}, kGreedy, rules), 3);
-  EXPECT_EQ(sample_ruled({9, 8, 7, 2}, kGreedy, rules), 1);
-  SampleRow row = kGreedy;
-  row.position = 1;
-  row.repetition_penalty = 2;
-  EXPECT_EQ(sample_ruled({0, 0.4, 0, -4.5}, row, rules, {3}), 3) << "(−4.5 + 5.5) / 2: the bias comes first";
-}
-
-TEST_P(CpuSampleTest, OnlyAllowedTokensAreDrawn) {
-  std::vector<double> logits = random_values(3001, 3);
-  const std::vector<int32_t> allowed = {2999, 7, 7, 512, 256, 100000};
-  const LogitRules rules = pack_rules(allowed, {}, {});
-  std::set<int32_t> drawn;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    for (const SampleRow& row : {SampleRow{.slot = 0, .temperature = 9, .seed = seed},
-                                 SampleRow{.slot = 0, .temperature = 9, .top_k = 100, .seed = seed},
-                                 SampleRow{.slot = 0, .temperature = 9, .top_p = 0.99f, .seed = seed}}) {
-      drawn.insert(sample_ruled(logits, row, rules));
-    }
-  }
-  EXPECT_EQ(drawn, (std::set<int32_t>{7, 256, 512, 2999}));
-}
-
-// Prompt 1 2, output 3 1 2; 9 stands behind the position.
-TEST_P(CpuSampleTest, ABanMasksWhatWouldCompleteItsRun) {
-  const std::vector<double> history = {1, 2, 3, 1, 2, 9};
-  const std::vector<double> logits = {0, 1, 2, 3, 4};
-  SampleRow row = kGreedy;
-  row.position = 5;
-  row.prompt_len = 2;
-  const auto best = [&](const std::vector<std::vector<int32_t>>& bans) {
-    return sample_ruled(logits, row, pack_rules({}, {}, bans), history);
-  };
-  EXPECT_EQ(best({{4}}), 3);
-  EXPECT_EQ(best({{1, 2, 4}}), 3);
-  EXPECT_EQ(best({{3, 1, 2, 4}, {2, 3}}), 2);
-  EXPECT_EQ(best({{2, 3, 1, 2, 4}}), 4) << "the prompt does not count";
-  EXPECT_EQ(best({{1, 1, 4}, {2, 9, 4}, {1, 4}}), 4);
-}
-
-TEST_P(CpuSampleTest, NoNgramTwice) {
-  const std::vector<double> history = {1, 2, 3, 1, 2, 4, 1, 2, 3};
-  SampleRow row = kGreedy;
-  row.prompt_len = 3;
-  row.position = 8;  // 1 2 3 1 2 4 1 2
-  const auto best = [&](int32_t n) {
-    row.no_repeat_ngram_size = n;
-    return sample_one({0, 1, 2, 4, 3}, row, history).token;
-  };
-  EXPECT_EQ(best(0), 3);
-  EXPECT_EQ(best(1), 0) << "every token once";
-  EXPECT_EQ(best(2), 2) << "after 2 came 3, in the prompt, and 4";
-  EXPECT_EQ(best(3), 2) << "after 1 2 likewise";
-  EXPECT_EQ(best(4), 3) << "4 1 2 is new";
-  EXPECT_EQ(best(5), 3);
-  EXPECT_EQ(best(9), 3) << "longer than all";
-  row.position = 2;
-  EXPECT_EQ(best(3), 3);
-}
-
-TEST_P(CpuSampleTest, MasksThatLeaveNothing) {
-  const std::vector<int32_t> bans[] = {{4}, {7}};
-  EXPECT_EQ(sample_ruled(random_values(9, 1), kGreedy, pack_rules({7, 4}, {}, bans)), 4);
-  EXPECT_EQ(sample_ruled(std::vector<double>(9, -kInfinity), kGreedy, pack_rules({7, 4, 5}, {}, bans)), 5)
-      << "nothing to choose by";
-}
-
-// 0 and 1 in the prompt, 1 twice and 2 once in the output; 3 stands behind the position and does not count.
-TEST_P(CpuSampleTest, Penalties) {
-  const std::vector<double> history = {0, 1, 1, 2, 1, 3, 3, 3};
-  SampleRow row = kGreedy;
-  row.position = 5;
-  row.prompt_len = 2;
-  const auto best = [&](const std::vector<double>& logits) { return sample_one(logits, row, history).token; };
-
-  row.repetition_penalty = 2;
-  EXPECT_EQ(best({4.0, 4.0, 4.0, 2.1, 0}), 3);
-  EXPECT_EQ(best({4.3, 4.0, 4.0, 2.1, 0}), 0)
-      << "4.3 / 2 is above 2.1: applied once, not for each occurrence";
-  EXPECT_EQ(best({-1.0, -1.0, -1.0, -1.9, -9}), 3) << "negative logits are multiplied";
-  EXPECT_EQ(best({-0.9, -1.0, -1.0, -1.9, -9}), 0);
-
-  row.repetition_penalty = 1;
-  row.presence_penalty = 1;
-  EXPECT_EQ(best({1.0, 2.1, 1.9, 0, 0}), 1) << "once, whatever the count";
-  EXPECT_EQ(best({1.5, 2.1, 1.9, 0, 0}), 0) << "the prompt does not count";
-
-  row.presence_penalty = 0;
-  row.frequency_penalty = 1;
-  EXPECT_EQ(best({0, 2.5, 1.6, 0, 0}), 2) << "2.5 − 2 against 1.6 − 1";
-  EXPECT_EQ(best({0, 2.7, 1.6, 0, 0}), 1);
-
-  row.repetition_penalty = 2;
-  EXPECT_EQ(best({0, 5.0, 3.1, 0.51, 0}), 2)
-      << "5 / 2 − 2 = 0.5 against 3.1 / 2 − 1 = 0.55: repetition first";
 }
 
 TEST_P(CpuSampleTest, TopKKeepsTheBestAndSmallerIdsOfTies) {
