@@ -8,8 +8,6 @@
 namespace llm_dist::cluster {
 namespace {
 
-constexpr double kMicroseconds = 1e6;
-constexpr int kMaxReplicas = 1000;
 constexpr uint64_t kMaxMetricsBytes = 8 << 20;
 
 ReplicaLoad read_load(std::string_view text, int64_t at_us) {
@@ -68,7 +66,7 @@ Status ReplicaLoads::sample() {
   for (auto& [key, load] : loads) {
     auto before = loads_.find(key);
     if (before == loads_.end() || load.at_us <= before->second.at_us) continue;
-    double seconds = static_cast<double>(load.at_us - before->second.at_us) / kMicroseconds;
+    double seconds = seconds_of(load.at_us - before->second.at_us);
     auto rate = [&](double now, double then) { return std::max(0.0, now - then) / seconds; };
     load.generated_per_second = rate(load.generated_tokens, before->second.generated_tokens);
     sum.generated_per_second += *load.generated_per_second;

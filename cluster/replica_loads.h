@@ -15,6 +15,9 @@
 
 namespace llm_dist::cluster {
 
+// So many are asked and shown at most.
+constexpr int kMaxReplicas = 1000;
+
 // What one replica said last.
 struct ReplicaLoad {
   int64_t at_us = 0;

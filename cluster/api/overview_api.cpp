@@ -10,15 +10,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr double kMicroseconds = 1e6;
-constexpr int kMaxReplicas = 1000;
-
-double seconds(int64_t us) { return static_cast<double>(us) / kMicroseconds; }
-
 ordered_json load_json(const std::optional<ReplicaLoad>& load) {
   if (!load) return nullptr;
   ordered_json out;
-  out["at"] = seconds(load->at_us);
+  out["at"] = seconds_of(load->at_us);
   out["requests_running"] = load->requests_running;
   out["requests_waiting"] = load->requests_waiting;
   out["kv_cache_usage"] = load->kv_cache_usage;
@@ -40,7 +35,7 @@ ordered_json replica_json(const Job& job, const Attempt& attempt, const std::opt
   out["pp"] = spec.pp;
   out["attempt"] = attempt.number;
   out["endpoint"] = attempt.endpoint.empty() ? ordered_json(nullptr) : ordered_json(attempt.endpoint);
-  out["started_at"] = seconds(attempt.started_us);
+  out["started_at"] = seconds_of(attempt.started_us);
   out["load"] = load_json(load);
   return out;
 }
@@ -49,7 +44,7 @@ ordered_json throughput_json(const std::vector<Throughput>& history) {
   ordered_json out = ordered_json::array();
   for (const Throughput& each : history) {
     ordered_json point;
-    point["at"] = seconds(each.at_us);
+    point["at"] = seconds_of(each.at_us);
     point["prompt_tokens_per_second"] = each.prompt_per_second;
     point["generation_tokens_per_second"] = each.generated_per_second;
     out.push_back(std::move(point));
@@ -90,7 +85,7 @@ Result<std::string> OverviewApi::render() const {
   out["object"] = "overview";
   out["version"] = parts_.version;
   out["epoch"] = parts_.store.epoch();
-  out["at"] = seconds(parts_.now_us());
+  out["at"] = seconds_of(parts_.now_us());
   out["slots"] = {{"total", parts_.num_slots}, {"used", slots_used}};
   for (int i = 0; i < kNumJobStates; ++i) {
     auto state = static_cast<JobState>(i);

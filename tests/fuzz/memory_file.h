@@ -2,11 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "src/checkpoint/file.h"
 #include "src/checkpoint/slice.h"
@@ -38,19 +41,37 @@ class MemoryFile : public checkpoint::RandomAccessFile {
   std::string_view bytes_;
 };
 
+struct ByteRange {
+  int64_t begin = 0;
+  int64_t bytes = 0;
+
+  auto operator<=>(const ByteRange&) const = default;
+};
+
+// Each lies in the file, alone.
+inline void expect_apart(std::vector<ByteRange> ranges, int64_t file_bytes) {
+  std::sort(ranges.begin(), ranges.end());
+  int64_t end = 0;
+  for (const ByteRange& range : ranges) {
+    CHECK(range.begin >= end && range.bytes >= 0, "{} bytes at {}, behind {}", range.bytes, range.begin, end);
+    CHECK(range.begin <= file_bytes && range.bytes <= file_bytes - range.begin,
+          "{} bytes at {}",
+          range.bytes,
+          range.begin);
+    end = range.begin + range.bytes;
+  }
+}
+
 // Every tensor lies in the file, alone. Returns their bytes together.
 inline int64_t expect_apart(std::span<const checkpoint::TensorInfo> tensors, int64_t file_bytes) {
-  std::vector<std::pair<int64_t, int64_t>> ranges;
+  std::vector<ByteRange> ranges;
   int64_t total = 0;
   for (const checkpoint::TensorInfo& tensor : tensors) {
-    CHECK(tensor.rows >= 0 && tensor.cols >= 0 && tensor.offset >= 0, "{}", tensor.name);
-    CHECK(tensor.offset <= file_bytes && tensor.bytes() <= file_bytes - tensor.offset, "{}", tensor.name);
-    ranges.emplace_back(tensor.offset, tensor.bytes());
+    CHECK(tensor.rows >= 0 && tensor.cols >= 0, "{}", tensor.name);
+    ranges.push_back({tensor.offset, tensor.bytes()});
     total += tensor.bytes();
   }
-  std::sort(ranges.begin(), ranges.end());
-  for (size_t i = 1; i < ranges.size(); ++i)
-    CHECK_LE(ranges[i - 1].first + ranges[i - 1].second, ranges[i].first);
+  expect_apart(std::move(ranges), file_bytes);
   return total;
 }
 
