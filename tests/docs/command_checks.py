@@ -177,7 +177,7 @@ def check(words):
         check_cmake(words)
     elif head in ("python3", ".venv/bin/python"):
         return any(word.endswith(".py") for word in words)
-    elif (ROOT / head).is_file():
+    elif not head.startswith("build/") and (ROOT / head).is_file():
         check_script([head, *words[1:]])
     elif not is_target(head.rpartition("/")[2]) and head not in HOST_TOOLS and not head.startswith(".venv/bin/"):
         raise Mistake(f"{head} is neither here nor a tool of the host's")
