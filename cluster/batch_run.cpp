@@ -12,7 +12,6 @@ namespace llm_dist::cluster {
 namespace {
 
 constexpr auto kCommitPause = std::chrono::seconds(1);  // while the store takes nothing
-constexpr uint64_t kMaxAnswerBytes = 16 << 20;
 
 std::string error_code_of(const http::Response& response) {
   nlohmann::json body = nlohmann::json::parse(response.body, nullptr, false);
@@ -74,11 +73,10 @@ Status BatchRun::find_items() {
 
 void BatchRun::start_threads() {
   size_t count = std::min(num_open_, static_cast<size_t>(std::max(1, parts_.options.concurrency)));
-  for (size_t i = 0; i < count; ++i) {
-    clients_.push_back(
-        std::make_unique<http::Client>(http::ClientOptions{.max_body_bytes = kMaxAnswerBytes}));
+  for (size_t i = 0; i < count; ++i) clients_.push_back(parts_.connect());
+  for (auto& client : clients_) {
+    threads_.push_back(parts_.threads->start([this, &client] { work(*client); }));
   }
-  for (auto& client : clients_) threads_.emplace_back([this, &client] { work(*client); });
   if (count == 0) parts_.on_done();
 }
 
@@ -87,9 +85,9 @@ void BatchRun::stop() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   for (auto& client : clients_) client->abort();
-  for (std::thread& thread : threads_) thread.join();
+  for (auto& thread : threads_) thread->join();
   threads_.clear();
 }
 
@@ -112,7 +110,7 @@ std::vector<CountDeaths::Item> BatchRun::in_flight() {
   return items;
 }
 
-void BatchRun::work(http::Client& client) {
+void BatchRun::work(ItemClient& client) {
   while (std::optional<Item> item = take()) {
     if (!execute(client, *item)) return;
   }
@@ -122,16 +120,16 @@ void BatchRun::work(http::Client& client) {
 std::optional<BatchRun::Item> BatchRun::take() {
   std::unique_lock lock(mutex_);
   while (!stopping_ && num_open_ > 0) {
-    TimePoint now = Clock::now();
+    TimePoint now = parts_.threads->now();
     TimePoint start = next_start();
     bool due = !waiting_.empty() && waiting_.begin()->first <= now;
     // Nobody goes ahead of one that has to run alone, or it would wait for ever.
     bool must_wait =
         start <= now && num_running_ > 0 && (due ? waiting_.begin()->second : ready_.front()).deaths > 0;
     if (start == TimePoint::max() || must_wait) {
-      changed_.wait(lock);
+      changed_->wait(lock);
     } else if (start > now) {
-      changed_.wait_until(lock, start);
+      changed_->wait_until(lock, start);
     } else {
       Item item = pop_next(due);
       ++num_running_;
@@ -163,7 +161,7 @@ BatchRun::Item BatchRun::pop_next(bool due) {
 }
 
 // False: this run records nothing any more.
-bool BatchRun::execute(http::Client& client, Item item) {
+bool BatchRun::execute(ItemClient& client, Item item) {
   std::unique_lock lock(mutex_);
   Result<std::string> line = input_.read(item.place);
   lock.unlock();
@@ -187,13 +185,13 @@ bool BatchRun::execute(http::Client& client, Item item) {
   return recorded;
 }
 
-BatchRun::Answer BatchRun::ask(http::Client& client, const Item& item, const BatchRequest& request) {
+BatchRun::Answer BatchRun::ask(ItemClient& client, const Item& item, const BatchRequest& request) {
   Result<http::Response> response = client.request(
       {.method = "POST",
        .url = parts_.replica_url + parts_.endpoint,
        .headers = {{"Content-Type", "application/json"}, {"Authorization", "Bearer " + parts_.api_key}},
        .body = request.body},
-      Deadline::after(parts_.options.item_timeout));
+      Deadline::at(parts_.threads->now() + parts_.options.item_timeout));
   if (response.ok()) return judge(item, request, response.value());
   bool late = response.status().code() == StatusCode::kDeadlineExceeded;
   bool unreadable = response.status().code() == StatusCode::kInternal;
@@ -259,7 +257,7 @@ bool BatchRun::record(const Item& item, const std::string& custom_id, const Answ
 void BatchRun::put_back(Item item, const Answer& answer) {
   {
     std::lock_guard lock(mutex_);
-    TimePoint now = Clock::now();
+    TimePoint now = parts_.threads->now();
     if (answer.left_engine) with_engine_.erase(item.place.number);
     TimePoint again = now;
     if (answer.verdict == Verdict::kTryAgain) {
@@ -273,7 +271,7 @@ void BatchRun::put_back(Item item, const Answer& answer) {
     --num_running_;
     if (item.deaths > 0) runs_alone_ = false;
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 Duration BatchRun::jittered_backoff(int num_failures) {
@@ -293,14 +291,14 @@ void BatchRun::finished(const Item& item) {
     if (item.deaths > 0) runs_alone_ = false;
     done = --num_open_ == 0;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   if (done) parts_.on_done();
 }
 
 // False: the run is being stopped.
 bool BatchRun::pause(Duration time) {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, time, [this] { return stopping_; });
+  return !changed_->wait_for(lock, parts_.threads->now() + time, [this] { return stopping_; });
 }
 
 }  // namespace llm_dist::cluster

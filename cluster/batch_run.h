@@ -2,7 +2,6 @@
 // of them.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
@@ -10,13 +9,13 @@
 #include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cluster/batch_input.h"
+#include "cluster/item_client.h"
 #include "cluster/store/store.h"
+#include "cluster/threads.h"
 #include "src/base/clock.h"
-#include "src/http/client.h"
 
 namespace llm_dist::cluster {
 
@@ -43,6 +42,9 @@ class BatchRun {
     std::string replica_url{};
     std::string endpoint{};  // "/v1/completions"
     std::string api_key{};
+    std::shared_ptr<Threads> threads = system_threads();
+    MakeItemClient connect = make_http_item_client;
+    uint64_t seed = std::random_device{}();  // of the back-off's jitter
   };
   // Goes on with what is not recorded yet. data_loss: the input file is not what it was, or cannot be read.
   static Result<std::unique_ptr<BatchRun>> start(Parts parts);
@@ -70,15 +72,19 @@ class BatchRun {
     std::string line{};
   };
 
-  explicit BatchRun(Parts parts, BatchInput input) : parts_(std::move(parts)), input_(std::move(input)) {}
+  explicit BatchRun(Parts parts, BatchInput input)
+      : parts_(std::move(parts)),
+        input_(std::move(input)),
+        changed_(parts_.threads->make_condition()),
+        random_(parts_.seed) {}
   Status find_items();
   void start_threads();
-  void work(http::Client& client);
+  void work(ItemClient& client);
   std::optional<Item> take();
   TimePoint next_start() const;
   Item pop_next(bool due);
-  bool execute(http::Client& client, Item item);
-  Answer ask(http::Client& client, const Item& item, const BatchRequest& request);
+  bool execute(ItemClient& client, Item item);
+  Answer ask(ItemClient& client, const Item& item, const BatchRequest& request);
   Answer judge(const Item& item, const BatchRequest& request, const http::Response& response) const;
   bool record(const Item& item, const std::string& custom_id, const Answer& answer);
   void put_back(Item item, const Answer& answer);
@@ -89,7 +95,7 @@ class BatchRun {
   Parts parts_;
   BatchInput input_;  // under mutex_ once threads run
   std::mutex mutex_;
-  std::condition_variable changed_;
+  const std::unique_ptr<Condition> changed_;
   std::deque<Item> ready_;                  // under mutex_, as everything below
   std::multimap<TimePoint, Item> waiting_;  // by when they may be tried again
   std::map<int64_t, Item> with_engine_;     // by number: sent, and not known to have left it
@@ -99,9 +105,9 @@ class BatchRun {
   TimePoint hold_until_{};  // nothing starts before
   size_t num_open_ = 0;
   bool stopping_ = false;
-  std::mt19937_64 random_{std::random_device{}()};
-  std::vector<std::unique_ptr<http::Client>> clients_;
-  std::vector<std::thread> threads_;
+  std::mt19937_64 random_;
+  std::vector<std::unique_ptr<ItemClient>> clients_;
+  std::vector<std::unique_ptr<Thread>> threads_;
 };
 
 }  // namespace llm_dist::cluster

@@ -27,12 +27,12 @@ Status BatchRunner::tick() {
   for (const Batch& batch : batches) {
     open.insert(batch.job);
     TimePoint& resting_until = resting_until_[batch.job];
-    if (Clock::now() < resting_until) continue;
+    if (parts_.threads->now() < resting_until) continue;
     Status status = look_after(batch.job);
     if (status.ok()) continue;
     log_error("{}: {}", batch_name(batch.job), status.to_string());
     // A disk that is full is not written full again with each tick.
-    resting_until = Clock::now() + parts_.rest_after_failure;
+    resting_until = parts_.threads->now() + parts_.rest_after_failure;
   }
   auto is_closed = [&](const auto& entry) { return !open.contains(entry.first); };
   std::erase_if(runs_, is_closed);
@@ -107,7 +107,10 @@ Status BatchRunner::run(const Job& job, const Batch& batch, const Attempt& attem
                        .input_path = parts_.contents.path(input.content),
                        .replica_url = attempt.endpoint,
                        .endpoint = read_job_spec(job.spec).endpoint,
-                       .api_key = parts_.secrets.api_key(job.id, attempt.number)});
+                       .api_key = parts_.secrets.api_key(job.id, attempt.number),
+                       .threads = parts_.threads,
+                       .connect = parts_.connect,
+                       .seed = parts_.seed + static_cast<uint64_t>(job.id)});
   if (!started.ok()) {
     if (started.status().code() != StatusCode::kDataLoss) return started.status();
     return finalize(job, "input_lost", started.status().message());

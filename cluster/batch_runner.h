@@ -24,6 +24,9 @@ class BatchRunner {
     std::function<void()> wake;  // asks for a tick; from any thread
     BatchRunOptions options{};
     Duration rest_after_failure = std::chrono::seconds(5);  // of a batch whose care failed
+    std::shared_ptr<Threads> threads = system_threads();
+    MakeItemClient connect = make_http_item_client;
+    uint64_t seed = std::random_device{}();
   };
   explicit BatchRunner(Parts parts) : parts_(std::move(parts)) {}
 

@@ -33,7 +33,7 @@ class LongPoll : public Watcher {
     if (now < deadline_.when()) return false;
     return seen_ ? answer_unchanged() : answer(store.job(job_));
   }
-  TimePoint next_tick() const override { return std::min(deadline_.when(), Clock::now() + kSweep); }
+  TimePoint next_tick(TimePoint now) const override { return std::min(deadline_.when(), now + kSweep); }
 
  private:
   bool answer(const Result<Job>& job) {
@@ -56,8 +56,8 @@ class LongPoll : public Watcher {
 
 class EventStream : public Watcher {
  public:
-  EventStream(WriterPtr writer, JobId job, int64_t after)
-      : writer_(std::move(writer)), job_(job), after_(after), heartbeat_(Clock::now() + kHeartbeat) {}
+  EventStream(WriterPtr writer, JobId job, int64_t after, TimePoint now)
+      : writer_(std::move(writer)), job_(job), after_(after), heartbeat_(now + kHeartbeat) {}
 
   bool advance(Store& store) override {
     while (true) {
@@ -76,7 +76,7 @@ class EventStream : public Watcher {
     heartbeat_ = now + kHeartbeat;
     return !writer_->write(": still here\n\n");
   }
-  TimePoint next_tick() const override { return std::min(heartbeat_, Clock::now() + kSweep); }
+  TimePoint next_tick(TimePoint now) const override { return std::min(heartbeat_, now + kSweep); }
 
  private:
   bool write(const Event& event) {
@@ -99,19 +99,23 @@ std::unique_ptr<Watcher> make_long_poll(WriterPtr writer,
                                         Deadline deadline) {
   return std::make_unique<LongPoll>(std::move(writer), job, seen, deadline);
 }
-std::unique_ptr<Watcher> make_event_stream(WriterPtr writer, JobId job, int64_t after) {
-  return std::make_unique<EventStream>(std::move(writer), job, after);
+std::unique_ptr<Watcher> make_event_stream(WriterPtr writer, JobId job, int64_t after, TimePoint now) {
+  return std::make_unique<EventStream>(std::move(writer), job, after, now);
 }
 
-EventFeed::EventFeed(Store& store) : store_(store), thread_([this] { run(); }) {}
+EventFeed::EventFeed(Store& store, std::shared_ptr<Threads> threads)
+    : store_(store),
+      threads_(std::move(threads)),
+      wake_(threads_->make_condition()),
+      thread_(threads_->start([this] { run(); })) {}
 
 EventFeed::~EventFeed() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
-  thread_.join();
+  wake_->notify_all();
+  thread_->join();
 }
 
 bool EventFeed::add(JobId job, std::unique_ptr<Watcher> watcher) {
@@ -121,7 +125,7 @@ bool EventFeed::add(JobId job, std::unique_ptr<Watcher> watcher) {
     ++num_watchers_;
     arriving_.emplace_back(job, std::move(watcher));
   }
-  wake_.notify_one();
+  wake_->notify_all();
   return true;
 }
 
@@ -131,7 +135,7 @@ void EventFeed::changed(const std::vector<JobId>& jobs) {
     if (num_watchers_ == 0) return;
     changed_.insert(jobs.begin(), jobs.end());
   }
-  wake_.notify_one();
+  wake_->notify_all();
 }
 
 void EventFeed::run() {
@@ -142,9 +146,9 @@ void EventFeed::run() {
       num_watchers_ = watchers_.size() + arriving_.size();
       auto ready = [this] { return stopping_ || !changed_.empty() || !arriving_.empty(); };
       if (watchers_.empty()) {
-        wake_.wait(lock, ready);
+        wake_->wait_for(lock, ready);
       } else {
-        wake_.wait_until(lock, next_tick(), ready);
+        wake_->wait_for(lock, next_tick(), ready);
       }
       if (stopping_) return;
       jobs.swap(changed_);
@@ -167,13 +171,14 @@ void EventFeed::advance(const std::set<JobId>& jobs) {
 }
 
 void EventFeed::tick() {
-  TimePoint now = Clock::now();
+  TimePoint now = threads_->now();
   std::erase_if(watchers_, [&](auto& entry) { return entry.second->tick(store_, now); });
 }
 
 TimePoint EventFeed::next_tick() const {
-  TimePoint next = Clock::now() + kSweep;
-  for (const auto& [job, watcher] : watchers_) next = std::min(next, watcher->next_tick());
+  TimePoint now = threads_->now();
+  TimePoint next = now + kSweep;
+  for (const auto& [job, watcher] : watchers_) next = std::min(next, watcher->next_tick(now));
   return next;
 }
 

@@ -2,16 +2,15 @@
 // thread, however many wait.
 #pragma once
 
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include "cluster/store/store.h"
+#include "cluster/threads.h"
 #include "src/base/clock.h"
 #include "src/http/response_writer.h"
 
@@ -25,7 +24,7 @@ class Watcher {
   virtual bool advance(Store& store) = 0;
   // Now and then, and at the deadline.
   virtual bool tick(Store& store, TimePoint now) = 0;
-  virtual TimePoint next_tick() const = 0;
+  virtual TimePoint next_tick(TimePoint now) const = 0;
 };
 
 using WriterPtr = std::shared_ptr<http::ResponseWriter>;
@@ -38,13 +37,13 @@ std::unique_ptr<Watcher> make_long_poll(WriterPtr writer,
                                         Deadline deadline);
 
 // Server-sent events, id = the event's number, from the one after `after` to the one that ends the job.
-std::unique_ptr<Watcher> make_event_stream(WriterPtr writer, JobId job, int64_t after);
+std::unique_ptr<Watcher> make_event_stream(WriterPtr writer, JobId job, int64_t after, TimePoint now);
 
 class EventFeed {
  public:
   static constexpr size_t kMaxWatchers = 4096;
 
-  explicit EventFeed(Store& store);
+  explicit EventFeed(Store& store, std::shared_ptr<Threads> threads = system_threads());
   // Cuts off whoever still waits.
   ~EventFeed();
   EventFeed(const EventFeed&) = delete;
@@ -53,6 +52,8 @@ class EventFeed {
   // From any thread; never blocks. False: too many wait already.
   bool add(JobId job, std::unique_ptr<Watcher> watcher);
   void changed(const std::vector<JobId>& jobs);
+  // As the watchers know it.
+  TimePoint now() const { return threads_->now(); }
 
  private:
   void run();
@@ -61,14 +62,15 @@ class EventFeed {
   TimePoint next_tick() const;
 
   Store& store_;
+  const std::shared_ptr<Threads> threads_;
   std::mutex mutex_;
-  std::condition_variable wake_;
+  const std::unique_ptr<Condition> wake_;
   std::set<JobId> changed_;                                           // under mutex_
   std::vector<std::pair<JobId, std::unique_ptr<Watcher>>> arriving_;  // under mutex_
   size_t num_watchers_ = 0;                                           // under mutex_
   bool stopping_ = false;                                             // under mutex_
   std::multimap<JobId, std::unique_ptr<Watcher>> watchers_;           // the thread's own
-  std::thread thread_;
+  std::unique_ptr<Thread> thread_;
 };
 
 }  // namespace llm_dist::cluster

@@ -249,7 +249,8 @@ void JobsApi::get(const http::Request& request, const WriterPtr& writer) {
     return;
   }
   auto poll =
-      make_long_poll(writer, id.value(), seen, Deadline::after(std::chrono::seconds(seconds.value())));
+      make_long_poll(
+          writer, id.value(), seen, Deadline::at(parts_.feed.now() + std::chrono::seconds(seconds.value())));
   if (!parts_.feed.add(id.value(), std::move(poll))) {
     writer->send(error_reply(resource_exhausted("too many requests wait for jobs")));
   }
@@ -288,7 +289,7 @@ void JobsApi::events(const http::Request& request, const WriterPtr& writer) {
     return;
   }
   writer->start_stream(200, http::sse_headers());
-  parts_.feed.add(id.value(), make_event_stream(writer, id.value(), after.value()));
+  parts_.feed.add(id.value(), make_event_stream(writer, id.value(), after.value(), parts_.feed.now()));
 }
 
 void JobsApi::attempts(const http::Request& request, const WriterPtr& writer) {

@@ -1,48 +1,40 @@
 // A few threads for what may wait for the disk: the I/O threads hand it over.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
-#include <thread>
+#include <mutex>
 #include <vector>
 
-#include "src/base/bounded_queue.h"
+#include "cluster/threads.h"
 #include "src/http/server.h"
 
 namespace llm_dist::cluster {
 
 class Workers {
  public:
-  explicit Workers(int num_threads, size_t max_queued = 4096) : queue_(max_queued) {
-    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { run(); });
-  }
+  explicit Workers(int num_threads,
+                   size_t max_queued = 4096,
+                   const std::shared_ptr<Threads>& threads = system_threads());
   ~Workers() { stop(); }
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
   // False: too much is queued already, or it was stopped.
-  bool run(std::function<void()> work) { return queue_.try_push(work); }
+  bool run(std::function<void()> work);
   // Finishes what is queued.
-  void stop() {
-    queue_.close();
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
+  void stop();
 
  private:
-  void run() {
-    while (true) {
-      auto work = queue_.pop(Deadline::after(std::chrono::seconds(1)));
-      if (work) {
-        (*work)();
-      } else if (queue_.closed()) {
-        return;
-      }
-    }
-  }
+  void work_off();
 
-  BoundedQueue<std::function<void()>> queue_;
-  std::vector<std::thread> threads_;
+  const size_t max_queued_;
+  std::mutex mutex_;
+  const std::unique_ptr<Condition> changed_;
+  std::deque<std::function<void()>> queue_;  // under mutex_
+  bool stopping_ = false;                    // under mutex_
+  std::vector<std::unique_ptr<Thread>> threads_;
 };
 
 // A handler whose work one of them does. 503 when too much waits for them already.

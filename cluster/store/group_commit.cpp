@@ -1,14 +1,15 @@
 #include "cluster/store/group_commit.h"
 
 #include <algorithm>
-#include <future>
+#include <optional>
 
 #include "src/base/log.h"
 
 namespace llm_dist::cluster {
 
-GroupCommit::GroupCommit(Store& store, Options options) : store_(store), options_(std::move(options)) {
-  thread_ = std::thread([this] { run(); });
+GroupCommit::GroupCommit(Store& store, Options options)
+    : store_(store), options_(std::move(options)), changed_(options_.threads->make_condition()) {
+  thread_ = options_.threads->start([this] { run(); });
 }
 
 GroupCommit::~GroupCommit() {
@@ -16,8 +17,8 @@ GroupCommit::~GroupCommit() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
-  thread_.join();
+  changed_->notify_all();
+  thread_->join();
 }
 
 void GroupCommit::enqueue(int64_t at_us, CommandBody body, Done done) {
@@ -32,14 +33,27 @@ void GroupCommit::enqueue(int64_t at_us, CommandBody body, Done done) {
   if (done) {
     done(Outcome(resource_exhausted("too many changes wait to be written")));
   } else {
-    changed_.notify_one();
+    changed_->notify_all();
   }
 }
 
 Outcome GroupCommit::commit(int64_t at_us, CommandBody body) {
-  std::promise<Outcome> promise;
-  enqueue(at_us, std::move(body), [&](const Outcome& outcome) { promise.set_value(outcome); });
-  return promise.get_future().get();
+  // Shared with the commit thread, which may still notify when this has its answer.
+  struct Answer {
+    std::mutex mutex;
+    std::unique_ptr<Condition> there;
+    std::optional<Outcome> outcome;
+  };
+  auto answer = std::make_shared<Answer>();
+  answer->there = options_.threads->make_condition();
+  enqueue(at_us, std::move(body), [answer](const Outcome& outcome) {
+    std::lock_guard lock(answer->mutex);
+    answer->outcome = outcome;
+    answer->there->notify_all();
+  });
+  std::unique_lock lock(answer->mutex);
+  answer->there->wait_for(lock, [&] { return answer->outcome.has_value(); });
+  return *answer->outcome;
 }
 
 size_t GroupCommit::num_queued() const {
@@ -52,7 +66,7 @@ void GroupCommit::run() {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      changed_->wait_for(lock, [this] { return stopping_ || !queue_.empty(); });
       if (queue_.empty()) return;
       auto end = queue_.begin() + static_cast<ptrdiff_t>(std::min(queue_.size(), options_.max_batch));
       batch.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));

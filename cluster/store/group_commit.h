@@ -1,14 +1,13 @@
 // GroupCommit: many commands share one transaction and one sync. A thread of its own.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "cluster/store/store.h"
+#include "cluster/threads.h"
 
 namespace llm_dist::cluster {
 
@@ -21,6 +20,7 @@ class GroupCommit {
     size_t max_queued = 8192;
     // After each commit, before any Done: the jobs that it changed.
     std::function<void(const std::vector<JobId>&)> on_changed{};
+    std::shared_ptr<Threads> threads = system_threads();
   };
 
   GroupCommit(Store& store, Options options);
@@ -46,10 +46,10 @@ class GroupCommit {
   Store& store_;
   const Options options_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  const std::unique_ptr<Condition> changed_;
   std::vector<Entry> queue_;
   bool stopping_ = false;
-  std::thread thread_;
+  std::unique_ptr<Thread> thread_;
 };
 
 }  // namespace llm_dist::cluster
