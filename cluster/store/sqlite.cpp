@@ -9,6 +9,7 @@ namespace llm_dist::cluster {
 namespace {
 
 constexpr int kBusyMilliseconds = 10'000;
+constexpr size_t kMaxPrepared = 128;  // a connection; the program itself asks fewer different things
 
 }  // namespace
 
@@ -25,13 +26,38 @@ Status sqlite_status(sqlite3* connection, int code) {
   }
 }
 
-Statement::Statement(sqlite3* connection, std::string_view sql) : connection_(connection) {
-  prepare_code_ =
-      sqlite3_prepare_v2(connection, sql.data(), static_cast<int>(sql.size()), &statement_, nullptr);
-  // A wrong statement is a bug; a file that cannot be read is the world's.
-  CHECK((prepare_code_ & 0xff) != SQLITE_ERROR, "{}: {}", sqlite3_errmsg(connection), sql);
+void PreparedStatements::clear() {
+  for (const auto& [sql, statement] : idle_) sqlite3_finalize(statement);
+  idle_.clear();
 }
-Statement::~Statement() { sqlite3_finalize(statement_); }
+
+sqlite3_stmt* PreparedStatements::take(const std::string& sql) {
+  auto found = idle_.find(sql);
+  if (found == idle_.end()) return nullptr;
+  sqlite3_stmt* statement = found->second;
+  idle_.erase(found);
+  return statement;
+}
+
+void PreparedStatements::give_back(std::string sql, sqlite3_stmt* statement) {
+  sqlite3_reset(statement);
+  sqlite3_clear_bindings(statement);
+  bool kept = idle_.size() < kMaxPrepared && idle_.emplace(std::move(sql), statement).second;
+  if (!kept) sqlite3_finalize(statement);
+}
+
+Statement::Statement(PreparedStatements& prepared, std::string sql)
+    : prepared_(prepared), sql_(std::move(sql)), statement_(prepared.take(sql_)) {
+  if (statement_ != nullptr) return;
+  sqlite3* connection = prepared_.connection();
+  prepare_code_ =
+      sqlite3_prepare_v2(connection, sql_.data(), static_cast<int>(sql_.size()), &statement_, nullptr);
+  // A wrong statement is a bug; a file that cannot be read is the world's.
+  CHECK((prepare_code_ & 0xff) != SQLITE_ERROR, "{}: {}", sqlite3_errmsg(connection), sql_);
+}
+Statement::~Statement() {
+  if (statement_ != nullptr) prepared_.give_back(sql_, statement_);
+}
 
 Statement& Statement::bind(int64_t value) {
   if (statement_ == nullptr) return *this;
@@ -49,11 +75,11 @@ Statement& Statement::bind(std::string_view value) {
 }
 
 Result<bool> Statement::step() {
-  if (prepare_code_ != SQLITE_OK) return sqlite_status(connection_, prepare_code_);
+  if (prepare_code_ != SQLITE_OK) return sqlite_status(prepared_.connection(), prepare_code_);
   int code = sqlite3_step(statement_);
   if (code == SQLITE_ROW) return true;
   if (code == SQLITE_DONE) return false;
-  return sqlite_status(connection_, code);
+  return sqlite_status(prepared_.connection(), code);
 }
 Status Statement::run() {
   Result<bool> row = step();
@@ -80,7 +106,10 @@ Result<std::unique_ptr<Database>> Database::open(const Options& options) {
   sqlite3_busy_timeout(connection, kBusyMilliseconds);
   return database;
 }
-Database::~Database() { sqlite3_close_v2(connection_); }
+Database::~Database() {
+  prepared_.clear();
+  sqlite3_close_v2(connection_);
+}
 
 Status Database::execute(const std::string& sql) {
   int code = sqlite3_exec(connection_, sql.c_str(), nullptr, nullptr, nullptr);

@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "src/base/status.h"
@@ -20,9 +22,28 @@ namespace llm_dist::cluster {
 // else.
 Status sqlite_status(sqlite3* connection, int code);
 
+// Statements that were prepared and are not in use: preparing one takes longer than most take to run.
+class PreparedStatements {
+ public:
+  explicit PreparedStatements(sqlite3* connection) : connection_(connection) {}
+  ~PreparedStatements() { clear(); }
+  PreparedStatements(const PreparedStatements&) = delete;
+  PreparedStatements& operator=(const PreparedStatements&) = delete;
+
+  sqlite3* connection() const { return connection_; }
+  // Null where there is none. It goes to the caller.
+  sqlite3_stmt* take(const std::string& sql);
+  void give_back(std::string sql, sqlite3_stmt* statement);
+  void clear();
+
+ private:
+  sqlite3* connection_;
+  std::unordered_map<std::string, sqlite3_stmt*> idle_;
+};
+
 class Statement {
  public:
-  Statement(sqlite3* connection, std::string_view sql);
+  Statement(PreparedStatements& prepared, std::string sql);
   ~Statement();
   Statement(const Statement&) = delete;
   Statement& operator=(const Statement&) = delete;
@@ -40,7 +61,8 @@ class Statement {
   bool is_null(int column) const;
 
  private:
-  sqlite3* connection_;
+  PreparedStatements& prepared_;
+  const std::string sql_;
   sqlite3_stmt* statement_ = nullptr;
   int prepare_code_ = 0;
   int num_bound_ = 0;
@@ -70,7 +92,7 @@ class Database {
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  Statement prepare(std::string_view sql) { return Statement(connection_, sql); }
+  Statement prepare(std::string sql) { return Statement(prepared_, std::move(sql)); }
   // Several statements, no parameters, rows are dropped.
   Status execute(const std::string& sql);
   int64_t last_insert_id() const;
@@ -78,8 +100,9 @@ class Database {
   bool in_transaction() const;
 
  private:
-  explicit Database(sqlite3* connection) : connection_(connection) {}
+  explicit Database(sqlite3* connection) : connection_(connection), prepared_(connection) {}
   sqlite3* connection_;
+  PreparedStatements prepared_;
 };
 
 }  // namespace llm_dist::cluster
