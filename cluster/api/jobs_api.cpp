@@ -248,9 +248,8 @@ void JobsApi::get(const http::Request& request, const WriterPtr& writer) {
     writer->send(response);
     return;
   }
-  auto poll =
-      make_long_poll(
-          writer, id.value(), seen, Deadline::at(parts_.feed.now() + std::chrono::seconds(seconds.value())));
+  auto poll = make_long_poll(
+      writer, id.value(), seen, Deadline::at(parts_.feed.now() + std::chrono::seconds(seconds.value())));
   if (!parts_.feed.add(id.value(), std::move(poll))) {
     writer->send(error_reply(resource_exhausted("too many requests wait for jobs")));
   }

@@ -38,6 +38,7 @@ spdlog::level::level_enum level_of(LogLevel level) {
     case LogLevel::kInfo: return spdlog::level::info;
     case LogLevel::kWarning: return spdlog::level::warn;
     case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kNothing: return spdlog::level::off;
   }
   return spdlog::level::info;
 }
@@ -48,6 +49,7 @@ const char* name_of(LogLevel level) {
     case LogLevel::kInfo: return "info";
     case LogLevel::kWarning: return "warning";
     case LogLevel::kError: return "error";
+    case LogLevel::kNothing: return "nothing";
   }
   return "info";
 }

@@ -9,7 +9,8 @@
 
 namespace llm_dist {
 
-enum class LogLevel : int { kDebug, kInfo, kWarning, kError };
+// kNothing: no line has it, for set_log_level() alone.
+enum class LogLevel : int { kDebug, kInfo, kWarning, kError, kNothing };
 
 // "debug", "info", "warning" or "error".
 Result<LogLevel> parse_log_level(std::string_view name);

@@ -213,6 +213,14 @@ void put(std::string& bytes, int64_t offset, std::string_view data) {
   bytes.replace(offset, data.size(), data);
 }
 
+void apply_to(std::string& bytes, const CrashFile::Write& write) {
+  if (write.bytes.empty()) {
+    bytes.resize(write.offset);
+  } else {
+    put(bytes, write.offset, write.bytes);
+  }
+}
+
 }  // namespace
 
 CrashVfs::CrashVfs(std::string name, uint64_t seed)
@@ -348,7 +356,7 @@ bool CrashVfs::sync(CrashFile& file, const std::string& path) {
     return false;
   }
   if (lying_) return true;
-  file.durable = file.current;
+  for (const CrashFile::Write& write : file.unsynced) apply_to(file.durable, write);
   file.unsynced.clear();
   return true;
 }
@@ -371,13 +379,25 @@ void CrashVfs::tear(CrashFile& file) {
   file.unsynced.clear();
 }
 
-void CrashVfs::restart() {
+void CrashVfs::restart() { reopen(true); }
+void CrashVfs::go_on() { reopen(false); }
+void CrashVfs::kill_process() {
+  std::lock_guard lock(mutex_);
+  dead_ = true;
+}
+void CrashVfs::seed_sqlite(uint64_t seed) {
+  sqlite3_test_control(SQLITE_TESTCTRL_PRNG_SEED, static_cast<int>(seed % 1'000'000'007) + 1, nullptr);
+}
+
+// Locks and shared memory belong to processes.
+void CrashVfs::reopen(bool loses_unsynced) {
   std::lock_guard lock(mutex_);
   for (auto& [path, file] : files_) {
     auto after = std::make_shared<CrashFile>();
-    tear(*file);
-    after->durable = file->durable;
-    after->current = file->durable;
+    if (loses_unsynced) tear(*file);
+    after->durable = std::move(file->durable);
+    after->current = std::move(file->current);
+    after->unsynced = std::move(file->unsynced);
     file = std::move(after);
   }
   dead_ = false;

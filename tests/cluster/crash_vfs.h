@@ -47,6 +47,12 @@ class CrashVfs {
   bool crashed();
   // What the disk holds after power comes back.
   void restart();
+  // The process that has it open is killed, the machine goes on: from now on everything fails without effect.
+  // Then close every connection and go_on(): nothing that was written is lost.
+  void kill_process();
+  void go_on();
+  // What SQLite makes of chance follows from `seed` too. For all of the program, so for who runs alone.
+  static void seed_sqlite(uint64_t seed);
 
   // A disk whose sync does nothing.
   void set_lying(bool lying);
@@ -79,6 +85,7 @@ class CrashVfs {
  private:
   bool operation_fails();  // under the mutex
   void tear(CrashFile& file);
+  void reopen(bool loses_unsynced);
   void forget_shared_memory();
 
   const std::string name_;
