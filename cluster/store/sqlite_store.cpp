@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <mutex>
 #include <random>
-#include <thread>
 
 #include "cluster/store/location.h"
 #include "cluster/store/sqlite_batches.h"
@@ -191,7 +190,7 @@ Status SqliteStore::resolve(const std::string& name, const Status& cause) {
     // It may be known to the coordinator that took over; this one carries nothing out any more.
     if (known.code() == StatusCode::kAborted || patience.expired()) return known;
     log_error("what became of a commit is not known yet, and nobody is answered: {}", known.message());
-    std::this_thread::sleep_for(pause);
+    options_.pause(pause);
   }
 }
 

@@ -66,6 +66,9 @@ class CrashVfs {
   // The next `num` openings of a database fail, and the next `num` checkpoints find another one under way.
   void refuse_openings(int num);
   void refuse_checkpoints(int num);
+  // Who waits for a lock does not sleep between two tries.
+  void set_sleepless() { sleepless_ = true; }
+  bool sleepless() const { return sleepless_; }
   // While held, syncs wait.
   void hold_syncs(bool hold);
   int64_t num_syncs();
@@ -97,6 +100,7 @@ class CrashVfs {
   bool dead_ = false;
   bool lying_ = false;
   bool held_ = false;
+  bool sleepless_ = false;
   std::string failing_suffix_;
   bool forgets_ = false;
   bool full_ = false;

@@ -52,7 +52,14 @@ void CheckedStore::break_disk() {
     disk_.crash_after(1 + world_.fibers->below(12));
   } else if (world_.fault(0.01)) {
     world_.note("the next sync fails");
-    disk_.fail_next_sync("-wal");
+    // What became of the commit is to be found out, and that is not easy either.
+    if (world_.fibers->chance(0.5)) {
+      disk_.fail_next_sync("-wal");
+    } else {
+      disk_.fail_next_sync_and_forget("-wal");
+    }
+    disk_.refuse_openings(static_cast<int>(world_.fibers->below(3)));
+    disk_.refuse_checkpoints(static_cast<int>(world_.fibers->below(3)));
   }
 }
 

@@ -27,8 +27,10 @@ constexpr int64_t kKeepUs = 120 * kSecondUs;  // jobs that have ended
 }  // namespace
 
 Result<std::unique_ptr<CoordinatorLife>> CoordinatorLife::begin(const Place& place) {
-  Result<std::unique_ptr<Store>> store =
-      open_sqlite_store({.path = "store", .vfs = place.disk.name(), .longest_doubt = Duration::zero()});
+  Result<std::unique_ptr<Store>> store = open_sqlite_store(
+      {.path = "store", .vfs = place.disk.name(), .pause = [&world = place.world](Duration time) {
+         world.await(time);
+       }});
   if (!store.ok()) return store.status();
   auto checked =
       std::make_unique<CheckedStore>(place.world, place.ledger, place.disk, std::move(store).value());
@@ -36,9 +38,12 @@ Result<std::unique_ptr<CoordinatorLife>> CoordinatorLife::begin(const Place& pla
   RETURN_IF_ERROR(life->contents_.prepare());
   ASSIGN_OR_RETURN(std::vector<std::string> known, life->store_->batches().contents());
   life->contents_.sweep(known);
-  life->supervisor_ = life->fibers_->start([at = life.get()] { at->supervise(); });
-  life->batches_ = life->fibers_->start([at = life.get()] { at->run_batches(); });
   return life;
+}
+
+void CoordinatorLife::go() {
+  supervisor_ = fibers_->start([this] { supervise(); });
+  batches_ = fibers_->start([this] { run_batches(); });
 }
 
 CoordinatorLife::CoordinatorLife(const Place& place, std::unique_ptr<CheckedStore> store)

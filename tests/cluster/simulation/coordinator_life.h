@@ -34,6 +34,8 @@ class CoordinatorLife {
   CoordinatorLife(const CoordinatorLife&) = delete;
   CoordinatorLife& operator=(const CoordinatorLife&) = delete;
 
+  // Begins to look after jobs.
+  void go();
   // Asked to end: as SIGTERM.
   void stop();
   // After a crash nobody is answered.

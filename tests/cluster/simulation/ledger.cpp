@@ -46,6 +46,10 @@ void Ledger::after(Store& store, const Pending& pending) {
     if (!written.replayed && written.id <= newest_) world_.violate("an id was used twice");
   }
   if (const auto* record = std::get_if<RecordItem>(&body)) recorded(*record);
+  if (const auto* deaths = std::get_if<CountDeaths>(&body)) {
+    world_.note(
+        "{}: attempt {} died with {} items", batch_name(deaths->job), deaths->attempt, deaths->items.size());
+  }
   learn(store, written.id);
   if (const auto* close = std::get_if<CloseBatch>(&body)) {
     world_.note("{} is closed", batch_name(close->job));
@@ -59,6 +63,7 @@ void Ledger::recorded(const RecordItem& record) {
     world_.violate(format("item {} of {} was recorded twice", record.number, batch_name(record.job)));
   }
   ++world_.result.num_items;
+  world_.recorded.insert(record.custom_id);
   world_.note(
       "item {} of {} is recorded by attempt {}", record.number, batch_name(record.job), record.attempt);
   if (!record.completed) return;

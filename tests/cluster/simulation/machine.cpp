@@ -166,7 +166,8 @@ void Machine::serve(Process& process) {
   Fibers& fibers = *world_.fibers;
   bool slow = world_.fault(0.05);  // beyond the time that it has
   fibers.sleep(slow ? fibers.between(20, 90) : fibers.between(0.5, 5));
-  if (world_.fault(0.1)) return end(process, 1);
+  // Few jobs can never run.
+  if (world_.fault(0.1) || process.job % 16 == 5) return end(process, 1);
   if (world_.fault(0.05)) {
     process.hung_since = fibers.now();
     return;
@@ -306,6 +307,7 @@ class Client : public ItemClient {
     World& world = machine_.world();
     Fibers& fibers = *world.fibers;
     std::string prompt = nlohmann::json::parse(body).value("prompt", "");
+    if (world.recorded.contains(prompt)) world.violate(prompt + " is executed again");
     TimePoint done = fibers.now() + fibers.between(0.05, 2);
     if (prompt.starts_with("slow") && world.chaos) done = deadline.when();
     std::mutex mutex;

@@ -30,6 +30,7 @@ class Simulation {
                .folder = folder,
                .removes_old_jobs = fibers_.chance(0.3)} {
     testing::CrashVfs::seed_sqlite(options.seed);
+    disk_.set_sleepless();
     disk_.set_lying(options.mutant == Mutant::kLyingDisk);
     constexpr double kRates[] = {0, 0.002, 0.005, 0.02};
     world_.crash_at_await = kRates[fibers_.below(4)];
@@ -54,7 +55,7 @@ class Simulation {
   void operate();
   void begin_life();
   void end_life();
-  void haunt();
+  void haunt(CheckedStore& store);
   void recover(TimePoint since);
   void trouble_the_disk();
   bool all_ended();
@@ -157,19 +158,23 @@ void Simulation::begin_life() {
       world_.note("the coordinator does not start: {}", life.status().message());
     } else {
       world_.note("a coordinator starts, epoch {}", life.value()->store().epoch());
+      ledger_.check_all(life.value()->store());
+      haunt(life.value()->store());
       life_ = std::move(life).value();
-      ledger_.check_all(life_->store());
-      haunt();
+      life_->go();
     }
     begun = true;
+    changed_->notify_all();
   });
-  while (!begun && !happened_) fibers_.sleep({});
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  changed_->wait_for(lock, [&] { return begun || happened_.has_value(); });
 }
 
-void Simulation::haunt() {
-  int64_t epoch = life_->store().epoch();
+void Simulation::haunt(CheckedStore& store) {
+  int64_t epoch = store.epoch();
   if (old_epoch_ && fibers_.chance(0.5)) {
-    Outcome outcome = life_->store().haunt(
+    Outcome outcome = store.haunt(
         SubmitJob{.project = "ghost", .kind = JobKind::kBench, .spec = R"({"model":"m"})"}, *old_epoch_);
     if (outcome.ok()) world_.violate("a command of an older epoch was carried out");
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -87,7 +88,8 @@ class World {
   bool chaos = true;      // faults happen
   bool may_crash = true;  // the coordinator, at its awaits
   double crash_at_await = 0;
-  std::optional<Crash> crash;  // asked for: carried out before any other fiber goes on
+  std::set<std::string> recorded;  // items, by their prompts: not executed again
+  std::optional<Crash> crash;      // asked for: carried out before any other fiber goes on
 };
 
 }  // namespace llm_dist::cluster::simulation
