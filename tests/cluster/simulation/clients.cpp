@@ -37,39 +37,50 @@ JobId id_in(const http::Response& response) {
 
 }  // namespace
 
-Reply Clients::send(http::Request request) {
+std::optional<std::string> Clients::exchange(http::Request request, TimePoint until, bool& complete) {
+  complete = false;
   Fibers& fibers = *world_.fibers;
   fibers.sleep(fibers.between(0, 0.01));
   CoordinatorLife* life = current_();
   if (life == nullptr || *life->dead || world_.fault(0.02)) return std::nullopt;
+  // It may be gone before it answers.
+  const std::shared_ptr<bool> dead = life->dead;
   std::shared_ptr<Condition> woken = fibers.make_condition();
   auto exchange = std::make_shared<http::Exchange>(http::ExchangeTraits{.max_queue_bytes = kMaxQueueBytes},
                                                    [woken] { woken->notify_all(); });
-  // It may be gone before it answers.
-  const std::shared_ptr<bool> dead = life->dead;
   life->handle(std::move(request), std::make_shared<http::ResponseWriter>(exchange));
   std::mutex mutex;
   std::unique_lock lock(mutex);
   std::string text;
   std::string bytes;
-  TimePoint until = fibers.now() + kPatience;
-  while (true) {
+  while (fibers.now() <= until) {
     http::Exchange::Next next = exchange->next(bytes);
     text += bytes;
-    if (*dead || next == http::Exchange::Next::kAbort) return std::nullopt;
-    if (next == http::Exchange::Next::kDone) break;
+    if (*dead || next == http::Exchange::Next::kAbort)
+      return text.empty() ? std::nullopt : std::optional(text);
+    complete = next == http::Exchange::Next::kDone;
+    if (complete) break;
     if (next == http::Exchange::Next::kWrite) continue;
     // A coordinator that dies says nothing: a connection that breaks is noticed within a second.
     (void)woken->wait_until(lock, fibers.now() + seconds(1));
-    if (fibers.now() > until) {
-      world_.violate("a request is never answered");
-      return std::nullopt;
-    }
   }
-  exchange->detach();
+  if (complete) {
+    exchange->detach();
+  } else {
+    exchange->disconnect();
+  }
+  return text;
+}
+
+Reply Clients::send(http::Request request) {
+  Fibers& fibers = *world_.fibers;
+  bool complete = false;
+  TimePoint until = fibers.now() + kPatience;
+  std::optional<std::string> text = exchange(std::move(request), until, complete);
+  if (fibers.now() > until) world_.violate("a request is never answered");
   fibers.sleep(fibers.between(0, 0.01));
-  if (world_.fault(0.05)) return std::nullopt;
-  return read_response(text);
+  if (!text || !complete || world_.fault(0.05)) return std::nullopt;
+  return read_response(*text);
 }
 
 Reply Clients::insist(const http::Request& request, bool repeats) {
@@ -101,7 +112,8 @@ void Clients::do_something() {
   if (dice < 58) return act(*job, "cancel");
   if (dice < 70) return act(*job, "suspend");
   if (dice < 82) return act(*job, "resume");
-  if (dice < 88) return retry(*job);
+  if (dice < 87) return retry(*job);
+  if (dice < 94) return follow(*job);
   look(*job);
 }
 
@@ -215,6 +227,27 @@ void Clients::look(JobId job) {
   if (tag == nullptr || std::stoll(tag->substr(1)) < known) {
     world_.violate(format("{} was shown as it was before", job_name(job)));
   }
+}
+
+// Whatever is cut off, and whenever: the numbers go on from what was asked for.
+void Clients::follow(JobId job) {
+  Fibers& fibers = *world_.fibers;
+  int64_t after = fibers.below(ledger_.version_of(job) + 1);
+  bool complete = false;
+  std::optional<std::string> text = exchange({.method = "GET",
+                                              .path = format("/v1/jobs/{}/events", job_name(job)),
+                                              .headers = {{"Last-Event-ID", std::to_string(after)}}},
+                                             fibers.now() + fibers.between(0, 40),
+                                             complete);
+  if (!text || text->find(" 200 ") > text->find('\r')) return;
+  const int64_t first = after;
+  const std::string field = "\r\nid: ";
+  for (size_t at = text->find(field); at != std::string::npos; at = text->find(field, at + 1)) {
+    int64_t number = std::stoll(text->substr(at + field.size()));
+    if (number != ++after)
+      world_.violate(format("the stream of {} has {} before {}", job_name(job), number, after));
+  }
+  world_.note("a client followed {} from {} to {}", job_name(job), first, after);
 }
 
 void Clients::close_everything() {

@@ -21,6 +21,8 @@ class Clients {
   void close_everything();
   // Nothing: no answer.
   Reply send(http::Request request);
+  // What came, head and all, until the answer was complete or `until`; nothing: no answer, or not all of it.
+  std::optional<std::string> exchange(http::Request request, TimePoint until, bool& complete);
 
  private:
   struct Asked {
@@ -37,6 +39,7 @@ class Clients {
   void retry(JobId job);
   void act(JobId job, const std::string& what);
   void look(JobId job);
+  void follow(JobId job);
   std::optional<JobId> any_job();
 
   World& world_;

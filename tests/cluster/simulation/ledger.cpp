@@ -1,6 +1,8 @@
 #include "tests/cluster/simulation/ledger.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cluster/job_spec.h"
 
@@ -168,11 +170,37 @@ void Ledger::check_items(Store& store, JobId id) {
   if (now.closed ? counted < num_found : counted != num_found) {
     world_.violate(format("{} counts {} items and has {}", batch_name(id), counted, num_found));
   }
+  if (now.closed) check_files(store, now);
   JobState state = known.events.back().to;
   bool whole = state == JobState::kSucceeded || state == JobState::kExpired;
   if (now.closed && whole && counted != now.total) {
     world_.violate(format("{} is closed with {} of {} items", batch_name(id), counted, now.total));
   }
+}
+
+// Each item that counts stands in one of the files, once.
+void Ledger::check_files(Store& store, const Batch& batch) {
+  std::set<std::string> found;
+  int64_t num_lines = 0;
+  for (FileId id : {batch.output_file, batch.error_file}) {
+    if (id == 0) continue;
+    Result<StoredFile> file = store.batches().file(id);
+    Result<std::string> text =
+        file.ok() ? contents_.read(file.value().content) : Result<std::string>(file.status());
+    if (!text.ok())
+      return world_.violate(format("{} of {} cannot be read", file_name(id), batch_name(batch.job)));
+    std::istringstream lines(text.value());
+    for (std::string line; std::getline(lines, line); ++num_lines) {
+      found.insert(nlohmann::json::parse(line, nullptr, false).value("custom_id", ""));
+    }
+  }
+  int64_t counted = batch.completed + batch.failed;
+  if (num_lines == counted && static_cast<int64_t>(found.size()) == counted) return;
+  world_.violate(format("the files of {} have {} lines of {} items: {} were counted",
+                        batch_name(batch.job),
+                        num_lines,
+                        found.size(),
+                        counted));
 }
 
 void Ledger::check_all(Store& store) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/file_contents.h"
 #include "cluster/store/store.h"
 #include "tests/cluster/simulation/machine.h"
 #include "tests/cluster/simulation/world.h"
@@ -14,7 +15,8 @@ namespace llm_dist::cluster::simulation {
 
 class Ledger {
  public:
-  Ledger(World& world, const Machine& machine) : world_(world), machine_(machine) {}
+  Ledger(World& world, const Machine& machine, std::string files)
+      : world_(world), machine_(machine), contents_(std::move(files)) {}
 
   // Before and after a transaction that the store says is durable.
   void before(const CommandBody& body);
@@ -46,10 +48,12 @@ class Ledger {
   void check_events(Known& known, const Job& job, const std::vector<Event>& events);
   void check_attempts(Store& store, const Job& job);
   void check_items(Store& store, JobId id);
+  void check_files(Store& store, const Batch& batch);
   void recorded(const RecordItem& record);
 
   World& world_;
   const Machine& machine_;
+  const FileContents contents_;
   std::map<JobId, Known> known_;
   std::map<int64_t, JobId> by_token_;
   std::map<JobId, int> retries_asked_;

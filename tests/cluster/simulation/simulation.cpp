@@ -20,7 +20,7 @@ class Simulation {
         fibers_(*world_.fibers),
         disk_("simulation", options.seed),
         machine_(world_, [this](http::Request request) { return clients_.send(std::move(request)); }),
-        ledger_(world_, machine_),
+        ledger_(world_, machine_, folder + "/files"),
         clients_(world_, ledger_, [this] { return life_.get(); }),
         changed_(fibers_.make_condition()),
         place_{.world = world_,
@@ -87,7 +87,12 @@ void Simulation::after_step() {
   ++world_.result.num_crashes;
   disk_.kill_process();
   if (life_) *life_->dead = true;
+  // The destructors of a process that is killed remove no file.
+  const std::string files = place_.folder + "/files";
+  std::error_code none;
+  std::filesystem::rename(files, files + ".away", none);
   fibers_.kill(group_);
+  std::filesystem::rename(files + ".away", files, none);
   if (power) machine_.end_all(std::nullopt);
   changed_->notify_all();
 }
