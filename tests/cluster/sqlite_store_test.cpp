@@ -10,6 +10,7 @@
 
 #include "cluster/store/location.h"
 #include "cluster/store/migrations.h"
+#include "cluster/store/sqlite.h"
 #include "tests/cluster/store_fixture.h"
 
 namespace llm_dist::cluster {
@@ -200,6 +201,34 @@ TEST(SqliteStore, IdsAreNotUsedAgain) {
   ASSERT_EQ(RawDatabase(folder.file("s")).run("PRAGMA foreign_keys=ON; DELETE FROM jobs WHERE id=3"), "");
   auto store = std::move(open_sqlite_store({.path = folder.file("s")})).value();
   EXPECT_EQ(apply_one(*store, a_job()).value().id, 4);
+}
+
+// A statement that was prepared before is used again, with nothing left of its last use.
+TEST(PreparedStatements, AreUsedAgainFromTheBeginning) {
+  testing::TemporaryFolder folder;
+  auto database = std::move(Database::open({.path = folder.file("d")})).value();
+  ASSERT_TRUE(database->execute("CREATE TABLE t (a UNIQUE); INSERT INTO t VALUES (1), (2)").ok());
+  const char* all = "SELECT a FROM t ORDER BY a";
+  Statement outer = database->prepare(all);
+  ASSERT_TRUE(outer.step().value());
+  {
+    Statement inner = database->prepare(all);
+    ASSERT_TRUE(inner.step().value());
+    EXPECT_EQ(inner.integer(0), 1) << "two of the same text know nothing of each other";
+  }
+  ASSERT_TRUE(outer.step().value());
+  EXPECT_EQ(outer.integer(0), 2);
+  const char* insert = "INSERT INTO t VALUES (?)";
+  EXPECT_FALSE(database->prepare(insert).bind(int64_t{2}).run().ok());
+  EXPECT_TRUE(database->prepare(insert).bind(int64_t{3}).run().ok()) << "a failure is forgotten";
+  EXPECT_TRUE(database->prepare(insert).run().ok());
+  Statement null = database->prepare("SELECT count(*) FROM t WHERE a IS NULL");
+  ASSERT_TRUE(null.step().value());
+  EXPECT_EQ(null.integer(0), 1) << "what was bound before is bound no more";
+  // What was prepared before the schema changed.
+  ASSERT_TRUE(database->execute("ALTER TABLE t ADD COLUMN b DEFAULT 7").ok());
+  Statement later = database->prepare(all);
+  EXPECT_TRUE(later.step().value());
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "tests/cluster/simulation/simulation.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,9 +59,9 @@ class Simulation : public ::testing::Test {
     for (const std::string& line : again.history) printf("%s\n", line.c_str());
     for (const std::string& what : again.violations) ADD_FAILURE() << "seed " << seed << ": " << what;
   }
-  // The first seed of every `step`-th that finds something; 0: none does.
-  uint64_t first_failing(Range range, uint64_t step, SimulationResult& sum) {
-    for (uint64_t seed = range.first; seed <= range.last; seed += step) {
+  // The first that finds something; 0: none does.
+  uint64_t first_failing(Range range, SimulationResult& sum) {
+    for (uint64_t seed = range.first; seed <= range.last; ++seed) {
       SimulationResult result = simulated(seed);
       if (!result.violations.empty()) return seed;
       sum.num_acknowledged += result.num_acknowledged;
@@ -76,30 +77,38 @@ class Simulation : public ::testing::Test {
   testing::TemporaryFolder folder_;
 };
 
+// Where a process stands, for the one that waits for it.
+struct Progress {
+  uint64_t seed;
+  uint64_t failing;
+};
+
 // SQLite's chance belongs to the process: a process a core.
 uint64_t Simulation::first_failing_on_all_cores(Range range) {
   uint64_t num_processes = std::max(1u, std::thread::hardware_concurrency());
-  std::vector<int> results;
+  void* memory = mmap(
+      nullptr, num_processes * sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto* progress = static_cast<volatile Progress*>(memory);
+  std::vector<pid_t> processes;
   for (uint64_t i = 0; i < num_processes; ++i) {
-    int ends[2];
-    EXPECT_EQ(pipe(ends), 0);
-    if (fork() == 0) {
-      SimulationResult sum;
-      uint64_t failing = first_failing({range.first + i, range.last}, num_processes, sum);
-      bool told = write(ends[1], &failing, sizeof failing) == sizeof failing;
-      _exit(told ? 0 : 1);
+    processes.push_back(fork());
+    if (processes.back() != 0) continue;
+    for (uint64_t seed = range.first + i; seed <= range.last && progress[i].failing == 0;
+         seed += num_processes) {
+      progress[i].seed = seed;
+      if (!simulated(seed).violations.empty()) progress[i].failing = seed;
     }
-    close(ends[1]);
-    results.push_back(ends[0]);
+    _exit(0);
   }
   uint64_t found = 0;
-  for (int from : results) {
-    uint64_t failing = 0;
-    EXPECT_EQ(read(from, &failing, sizeof failing), static_cast<ssize_t>(sizeof failing)) << "it crashed";
-    close(from);
+  for (uint64_t i = 0; i < num_processes; ++i) {
+    int status = 0;
+    EXPECT_EQ(waitpid(processes[i], &status, 0), processes[i]);
+    EXPECT_EQ(status, 0) << "seed " << progress[i].seed << " ended the program";
+    uint64_t failing = progress[i].failing;
     if (failing != 0 && (found == 0 || failing < found)) found = failing;
-    EXPECT_GT(wait(nullptr), 0);
   }
+  munmap(memory, num_processes * sizeof(Progress));
   return found;
 }
 
@@ -112,7 +121,7 @@ TEST_F(Simulation, KeepsEveryPromise) {
     return;
   }
   SimulationResult sum;
-  uint64_t failing = first_failing(range, 1, sum);
+  uint64_t failing = first_failing(range, sum);
   if (failing != 0) return show(failing);
   auto num_seeds = static_cast<int>(range.last - range.first + 1);
   printf("%d seeds: %d jobs acknowledged, %d ended, %d launches, %d items recorded, %d crashes\n",
