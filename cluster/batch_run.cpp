@@ -40,11 +40,13 @@ Result<std::unique_ptr<BatchRun>> BatchRun::start(Parts parts) {
   // It was without fault when the batch was made.
   if (found.code() == StatusCode::kInvalidArgument) return data_loss(found.message());
   RETURN_IF_ERROR(found);
-  run->start_threads();
+  if (run->num_open_ == 0) run->parts_.on_done();
   return run;
 }
 
-BatchRun::~BatchRun() { stop(); }
+BatchRun::~BatchRun() {
+  for (auto& [attempt, lane] : lanes_) stop(*lane);
+}
 
 Status BatchRun::find_items() {
   ASSIGN_OR_RETURN(std::vector<ItemRecord> marks, parts_.store.batches().item_marks(parts_.job));
@@ -71,97 +73,161 @@ Status BatchRun::find_items() {
   return ok_status();
 }
 
-void BatchRun::start_threads() {
-  size_t count = std::min(num_open_, static_cast<size_t>(std::max(1, parts_.options.concurrency)));
-  for (size_t i = 0; i < count; ++i) clients_.push_back(parts_.connect());
-  for (auto& client : clients_) {
-    threads_.push_back(parts_.threads->start([this, &client] { work(*client); }));
-  }
-  if (count == 0) parts_.on_done();
-}
-
-void BatchRun::stop() {
+void BatchRun::add(const ReplicaAttempt& attempt, const std::string& url, const std::string& api_key) {
+  auto made = std::make_unique<Lane>(Lane{.attempt = attempt, .url = url, .api_key = api_key});
+  Lane& lane = *made;
+  size_t count = 0;
   {
     std::lock_guard lock(mutex_);
-    stopping_ = true;
+    lanes_[attempt] = std::move(made);
+    count = std::min(num_open_, static_cast<size_t>(std::max(1, parts_.options.concurrency)));
   }
-  changed_->notify_all();
-  for (auto& client : clients_) client->abort();
-  for (auto& thread : threads_) thread->join();
-  threads_.clear();
+  for (size_t i = 0; i < count; ++i) {
+    lane.clients.push_back(parts_.connect());
+  }
+  for (auto& client : lane.clients) {
+    lane.threads.push_back(parts_.threads->start([this, &lane, &client] { work(lane, *client); }));
+  }
 }
 
-std::vector<CountDeaths::Item> BatchRun::in_flight() {
+std::vector<ReplicaAttempt> BatchRun::replicas() const {
+  std::vector<ReplicaAttempt> attempts;
+  for (const auto& [attempt, lane] : lanes_) attempts.push_back(attempt);
+  return attempts;
+}
+
+void BatchRun::stop(Lane& lane) {
+  {
+    std::lock_guard lock(mutex_);
+    lane.ending = true;
+  }
+  changed_->notify_all();
+  for (auto& client : lane.clients) client->abort();
+  for (auto& thread : lane.threads) thread->join();
+  lane.threads.clear();
+}
+
+Status BatchRun::remove(const ReplicaAttempt& attempt, bool died) {
+  Lane& lane = *lanes_.at(attempt);
+  stop(lane);
+  CountDeaths deaths = died ? deaths_on(lane) : CountDeaths();
+  if (!deaths.items.empty()) {
+    log_warning("{}: the engine of {} attempt {} died with {} requests in flight",
+                batch_name(parts_.job),
+                job_name(attempt.job),
+                attempt.number,
+                deaths.items.size());
+    // A batch that is over has no use for it.
+    Outcome counted = parts_.commit(std::move(deaths));
+    if (!counted.ok() && counted.status().code() != StatusCode::kFailedPrecondition) return counted.status();
+  }
+  return_items(lane, died);
+  lanes_.erase(attempt);
+  return ok_status();
+}
+
+// Of a lane that is stopped: what the engine had when it was cut off, and what it never answered.
+CountDeaths BatchRun::deaths_on(const Lane& lane) {
+  CountDeaths deaths{.job = parts_.job,
+                     .attempt = lane.attempt.number,
+                     .max_deaths = parts_.options.max_deaths,
+                     .items = {},
+                     .replica = replica_of(lane)};
+  std::string message = format("the engine died {} times with this request in flight: it is not tried again",
+                               parts_.options.max_deaths);
   std::lock_guard lock(mutex_);
-  std::vector<CountDeaths::Item> items;
-  for (const auto& [number, item] : with_engine_) {
+  for (const auto& [number, item] : lane.with_engine) {
     Result<std::string> line = input_.read(item.place);
     Result<BatchRequest> request =
         line.ok() ? parse_batch_line(line.value(), parts_.endpoint) : Result<BatchRequest>(line.status());
+    // The input is lost, and with it the batch as soon as somebody looks.
     if (!request.ok()) continue;
     const std::string& custom_id = request.value().custom_id;
-    std::string message =
-        format("the engine died {} times with this request in flight: it is not tried again",
-               parts_.options.max_deaths);
-    items.push_back({.number = number,
-                     .custom_id = custom_id,
-                     .line = error_line(parts_.job, number, custom_id, "quarantined", message)});
+    deaths.items.push_back({.number = number,
+                            .custom_id = custom_id,
+                            .line = error_line(parts_.job, number, custom_id, "quarantined", message)});
   }
-  return items;
+  return deaths;
 }
 
-void BatchRun::work(ItemClient& client) {
-  while (std::optional<Item> item = take()) {
-    if (!execute(client, *item)) return;
+void BatchRun::return_items(Lane& lane, bool died) {
+  bool done = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [number, item] : lane.with_engine) {
+      if (died) ++item.deaths;
+      if (item.deaths < parts_.options.max_deaths) {
+        ready_.push_front(item);
+      } else {
+        done = --num_open_ == 0;
+      }
+    }
+    lane.with_engine.clear();
+    lane.held.clear();
+  }
+  changed_->notify_all();
+  if (done) parts_.on_done();
+}
+
+void BatchRun::work(Lane& lane, ItemClient& client) {
+  while (std::optional<Item> item = take(lane)) {
+    if (!execute(lane, client, *item)) return;
   }
 }
 
 // Nothing: there is no more to do, for this thread.
-std::optional<BatchRun::Item> BatchRun::take() {
+std::optional<BatchRun::Item> BatchRun::take(Lane& lane) {
   std::unique_lock lock(mutex_);
-  while (!stopping_ && num_open_ > 0) {
+  while (!lane.ending && num_open_ > 0) {
     TimePoint now = parts_.threads->now();
-    TimePoint start = next_start();
-    bool due = !waiting_.empty() && waiting_.begin()->first <= now;
+    Turn turn = next_turn(lane, now);
     // Nobody goes ahead of one that has to run alone, or it would wait for ever.
-    bool must_wait =
-        start <= now && num_running_ > 0 && (due ? waiting_.begin()->second : ready_.front()).deaths > 0;
-    if (start == TimePoint::max() || must_wait) {
+    bool must_wait = turn.start <= now && lane.num_running > 0 && must_be_alone(turn);
+    if (turn.start == TimePoint::max() || must_wait) {
       changed_->wait(lock);
-    } else if (start > now) {
-      changed_->wait_until(lock, start);
+    } else if (turn.start > now) {
+      changed_->wait_until(lock, turn.start);
     } else {
-      Item item = pop_next(due);
-      ++num_running_;
-      runs_alone_ = item.deaths > 0;
-      with_engine_.insert_or_assign(item.place.number, item);
+      Item item = pop(turn);
+      ++lane.num_running;
+      lane.runs_alone = item.deaths > 0;
+      lane.with_engine.insert_or_assign(item.place.number, item);
       return item;
     }
   }
   return std::nullopt;
 }
 
-// When the next item may be sent; max: not before another one is done.
-TimePoint BatchRun::next_start() const {
+BatchRun::Turn BatchRun::next_turn(Lane& lane, TimePoint now) {
   // After an outage one item goes first, to see whether it is over.
-  if (num_running_ > 0 && (runs_alone_ || num_outages_ > 0)) return TimePoint::max();
-  TimePoint start = ready_.empty() ? TimePoint::max() : TimePoint::min();
-  if (!waiting_.empty()) start = std::min(start, waiting_.begin()->first);
-  return std::max(start, hold_until_);
+  if (lane.num_running > 0 && (lane.runs_alone || lane.num_outages > 0)) return {TimePoint::max(), nullptr};
+  Turn next{ready_.empty() ? TimePoint::max() : TimePoint::min(), nullptr};
+  for (Waiting* waiting : {&waiting_, &lane.held}) {
+    if (waiting->empty()) continue;
+    TimePoint due = waiting->begin()->first;
+    // What is due goes before what is ready.
+    if (due <= now || due < next.start) next = {due, waiting};
+  }
+  next.start = std::max(next.start, lane.hold_until);
+  return next;
 }
 
-BatchRun::Item BatchRun::pop_next(bool due) {
-  Item item = due ? waiting_.begin()->second : ready_.front();
-  if (due) {
-    waiting_.erase(waiting_.begin());
+bool BatchRun::must_be_alone(const Turn& turn) const {
+  return (turn.from != nullptr ? turn.from->begin()->second : ready_.front()).deaths > 0;
+}
+
+BatchRun::Item BatchRun::pop(const Turn& turn) {
+  Item item = turn.from != nullptr ? turn.from->begin()->second : ready_.front();
+  if (turn.from != nullptr) {
+    turn.from->erase(turn.from->begin());
   } else {
     ready_.pop_front();
   }
   return item;
 }
 
-// False: this run records nothing any more.
-bool BatchRun::execute(ItemClient& client, Item item) {
+// False: nothing of this lane is recorded any more.
+bool BatchRun::execute(Lane& lane, ItemClient& client, Item item) {
   std::unique_lock lock(mutex_);
   Result<std::string> line = input_.read(item.place);
   lock.unlock();
@@ -169,27 +235,30 @@ bool BatchRun::execute(ItemClient& client, Item item) {
       line.ok() ? parse_batch_line(line.value(), parts_.endpoint) : Result<BatchRequest>(line.status());
   if (!request.ok()) {
     log_error("{}: {}", batch_name(parts_.job), request.status().message());
-    put_back(item, {.verdict = Verdict::kWait, .left_engine = true});
+    put_back(lane, item, {.verdict = Verdict::kWait, .left_engine = true});
     return true;
   }
-  Answer answer = ask(client, item, request.value());
+  Answer answer = ask(lane, client, item, request.value());
   if (answer.verdict == Verdict::kTryAgain || answer.verdict == Verdict::kWait) {
-    put_back(item, answer);
+    put_back(lane, item, answer);
     return true;
   }
   lock.lock();
-  with_engine_.erase(item.place.number);
+  lane.with_engine.erase(item.place.number);
   lock.unlock();
-  bool recorded = record(item, request.value().custom_id, answer);
-  if (recorded) finished(item);
+  bool recorded = record(lane, item, request.value().custom_id, answer);
+  recorded ? finished(lane, item) : let_go(lane, item);
   return recorded;
 }
 
-BatchRun::Answer BatchRun::ask(ItemClient& client, const Item& item, const BatchRequest& request) {
+BatchRun::Answer BatchRun::ask(const Lane& lane,
+                               ItemClient& client,
+                               const Item& item,
+                               const BatchRequest& request) {
   Result<http::Response> response = client.request(
       {.method = "POST",
-       .url = parts_.replica_url + parts_.endpoint,
-       .headers = {{"Content-Type", "application/json"}, {"Authorization", "Bearer " + parts_.api_key}},
+       .url = lane.url + parts_.endpoint,
+       .headers = {{"Content-Type", "application/json"}, {"Authorization", "Bearer " + lane.api_key}},
        .body = request.body},
       Deadline::at(parts_.threads->now() + parts_.options.item_timeout));
   if (response.ok()) return judge(item, request, response.value());
@@ -230,14 +299,15 @@ BatchRun::Answer BatchRun::judge(const Item& item,
                               response.body)};
 }
 
-bool BatchRun::record(const Item& item, const std::string& custom_id, const Answer& answer) {
+bool BatchRun::record(Lane& lane, const Item& item, const std::string& custom_id, const Answer& answer) {
   while (true) {
     Outcome outcome = parts_.commit(RecordItem{.job = parts_.job,
-                                               .attempt = parts_.attempt,
+                                               .attempt = lane.attempt.number,
                                                .number = item.place.number,
                                                .custom_id = custom_id,
                                                .completed = answer.verdict == Verdict::kCompleted,
-                                               .line = answer.line});
+                                               .line = answer.line,
+                                               .replica = replica_of(lane)});
     if (outcome.ok()) return true;
     StatusCode code = outcome.status().code();
     bool later = code == StatusCode::kUnavailable || code == StatusCode::kResourceExhausted;
@@ -249,27 +319,33 @@ bool BatchRun::record(const Item& item, const std::string& custom_id, const Answ
                 outcome.status().message());
       return false;
     }
-    if (!pause(kCommitPause)) return false;
+    if (!pause(lane, kCommitPause)) return false;
   }
 }
 
-// To be tried again, on this attempt or the next.
-void BatchRun::put_back(Item item, const Answer& answer) {
+// To be tried again, in this run or another coordinator's.
+void BatchRun::put_back(Lane& lane, Item item, const Answer& answer) {
   {
     std::lock_guard lock(mutex_);
     TimePoint now = parts_.threads->now();
-    if (answer.left_engine) with_engine_.erase(item.place.number);
     TimePoint again = now;
     if (answer.verdict == Verdict::kTryAgain) {
-      num_outages_ = 0;
+      lane.num_outages = 0;
       again += jittered_backoff(++item.tries);
-    } else if (now >= hold_until_) {
+    } else if (now >= lane.hold_until) {
       // Those that fail together are one outage.
-      hold_until_ = now + jittered_backoff(++num_outages_);
+      lane.hold_until = now + jittered_backoff(++lane.num_outages);
     }
-    waiting_.emplace(again, item);
-    --num_running_;
-    if (item.deaths > 0) runs_alone_ = false;
+    if (answer.left_engine) {
+      lane.with_engine.erase(item.place.number);
+      waiting_.emplace(again, item);
+    } else {
+      // What may have killed this engine is not to kill another one before that is known.
+      lane.with_engine.insert_or_assign(item.place.number, item);
+      lane.held.emplace(again, item);
+    }
+    --lane.num_running;
+    if (item.deaths > 0) lane.runs_alone = false;
   }
   changed_->notify_all();
 }
@@ -282,23 +358,33 @@ Duration BatchRun::jittered_backoff(int num_failures) {
   return std::chrono::duration_cast<Duration>(wait * jitter(random_));
 }
 
-void BatchRun::finished(const Item& item) {
+// Answered, and not recorded by this lane: another one may.
+void BatchRun::let_go(Lane& lane, const Item& item) {
+  {
+    std::lock_guard lock(mutex_);
+    --lane.num_running;
+    ready_.push_front(item);
+  }
+  changed_->notify_all();
+}
+
+void BatchRun::finished(Lane& lane, const Item& item) {
   bool done = false;
   {
     std::lock_guard lock(mutex_);
-    num_outages_ = 0;
-    --num_running_;
-    if (item.deaths > 0) runs_alone_ = false;
+    lane.num_outages = 0;
+    --lane.num_running;
+    if (item.deaths > 0) lane.runs_alone = false;
     done = --num_open_ == 0;
   }
   changed_->notify_all();
   if (done) parts_.on_done();
 }
 
-// False: the run is being stopped.
-bool BatchRun::pause(Duration time) {
+// False: the lane is being stopped.
+bool BatchRun::pause(const Lane& lane, Duration time) {
   std::unique_lock lock(mutex_);
-  return !changed_->wait_for(lock, parts_.threads->now() + time, [this] { return stopping_; });
+  return !changed_->wait_for(lock, parts_.threads->now() + time, [&] { return lane.ending; });
 }
 
 }  // namespace llm_dist::cluster

@@ -1,7 +1,8 @@
-// BatchRun: sends the items of one batch to one attempt's replica, some at a time, and records what becomes
-// of them.
+// BatchRun: sends the items of one batch to the replicas that serve it, some to each at a time, and records
+// what becomes of them.
 #pragma once
 
+#include <compare>
 #include <deque>
 #include <functional>
 #include <map>
@@ -20,12 +21,19 @@
 namespace llm_dist::cluster {
 
 struct BatchRunOptions {
-  int concurrency = 16;  // items in flight at a time
-  int max_tries = 3;     // that end with the item's own failure, on one attempt
+  int concurrency = 16;  // items in flight at a time, on each replica
+  int max_tries = 3;     // that end with the item's own failure, in one run
   int max_deaths = 2;    // of engines with the item in flight: then it is given up
   Duration item_timeout = std::chrono::minutes(10);
   Duration backoff = std::chrono::milliseconds(250);  // before the next try; doubles, ± 50 %
   Duration max_backoff = std::chrono::seconds(15);
+};
+
+// One attempt of a job: of the batch's own, or of another replica that takes its items.
+struct ReplicaAttempt {
+  JobId job = 0;
+  int64_t number = 0;
+  friend auto operator<=>(const ReplicaAttempt&, const ReplicaAttempt&) = default;
 };
 
 class BatchRun {
@@ -36,28 +44,28 @@ class BatchRun {
     std::function<void()> on_done;               // every item is recorded; on a thread of the run
     BatchRunOptions options{};
     JobId job = 0;
-    int64_t attempt = 0;
     int64_t total = 0;  // items of the input file
     std::string input_path{};
-    std::string replica_url{};
     std::string endpoint{};  // "/v1/completions"
-    std::string api_key{};
     std::shared_ptr<Threads> threads = system_threads();
     MakeItemClient connect = make_http_item_client;
     uint64_t seed = std::random_device{}();  // of the back-off's jitter
   };
-  // Goes on with what is not recorded yet. data_loss: the input file is not what it was, or cannot be read.
+  // Goes on with what is not recorded yet, once there are replicas. data_loss: the input file is not what it
+  // was, or cannot be read.
   static Result<std::unique_ptr<BatchRun>> start(Parts parts);
-  // Cuts off what is in flight.
+  // Cuts off what is in flight; nothing is recorded afterwards.
   ~BatchRun();
   BatchRun(const BatchRun&) = delete;
   BatchRun& operator=(const BatchRun&) = delete;
 
-  int64_t attempt() const { return parts_.attempt; }
-  // Cuts off what is in flight; nothing is recorded afterwards.
-  void stop();
-  // After stop(): what the engine had when it was cut off, and what it never answered.
-  std::vector<CountDeaths::Item> in_flight();
+  // From one thread only, these three. Items go to this replica too.
+  void add(const ReplicaAttempt& attempt, const std::string& url, const std::string& api_key);
+  std::vector<ReplicaAttempt> replicas() const;
+  // Nothing goes there any more, and what it has is cut off and goes to others. `died`: its engine ended by
+  // itself, which is written of what it had in flight. An error: it could not be written, and these items
+  // rest until it is called again.
+  Status remove(const ReplicaAttempt& attempt, bool died);
 
  private:
   struct Item {
@@ -65,11 +73,32 @@ class BatchRun {
     int deaths = 0;  // with any, it runs alone: the next death is then nobody else's
     int tries = 0;   // that ended with its own failure
   };
+  using Waiting = std::multimap<TimePoint, Item>;  // by when they may be tried again
+  // A replica, and what it has of the batch. All but its name is under mutex_.
+  struct Lane {
+    ReplicaAttempt attempt;
+    std::string url;
+    std::string api_key;
+    std::map<int64_t, Item> with_engine{};  // by number: sent, and not known to have left it
+    Waiting held{};  // those of with_engine that are to be sent again: nowhere else, while it may have them
+    int num_running = 0;
+    bool runs_alone = false;
+    int num_outages = 0;     // in a row: it turned an item away, or was not there
+    TimePoint hold_until{};  // nothing starts before
+    bool ending = false;
+    std::vector<std::unique_ptr<ItemClient>> clients{};
+    std::vector<std::unique_ptr<Thread>> threads{};
+  };
   enum class Verdict : uint8_t { kCompleted, kFailed, kTryAgain, kWait };
   struct Answer {
     Verdict verdict;
     bool left_engine;  // the engine has done with it: a later death is not its doing
     std::string line{};
+  };
+  // Which item is next, and from when on it may be sent; max: not before another one is done.
+  struct Turn {
+    TimePoint start;
+    Waiting* from;  // null: it is ready
   };
 
   explicit BatchRun(Parts parts, BatchInput input)
@@ -78,36 +107,34 @@ class BatchRun {
         changed_(parts_.threads->make_condition()),
         random_(parts_.seed) {}
   Status find_items();
-  void start_threads();
-  void work(ItemClient& client);
-  std::optional<Item> take();
-  TimePoint next_start() const;
-  Item pop_next(bool due);
-  bool execute(ItemClient& client, Item item);
-  Answer ask(ItemClient& client, const Item& item, const BatchRequest& request);
+  void work(Lane& lane, ItemClient& client);
+  void stop(Lane& lane);
+  std::optional<Item> take(Lane& lane);
+  Turn next_turn(Lane& lane, TimePoint now);
+  bool must_be_alone(const Turn& turn) const;
+  Item pop(const Turn& turn);
+  bool execute(Lane& lane, ItemClient& client, Item item);
+  Answer ask(const Lane& lane, ItemClient& client, const Item& item, const BatchRequest& request);
   Answer judge(const Item& item, const BatchRequest& request, const http::Response& response) const;
-  bool record(const Item& item, const std::string& custom_id, const Answer& answer);
-  void put_back(Item item, const Answer& answer);
-  void finished(const Item& item);
+  bool record(Lane& lane, const Item& item, const std::string& custom_id, const Answer& answer);
+  void put_back(Lane& lane, Item item, const Answer& answer);
+  void let_go(Lane& lane, const Item& item);
+  void finished(Lane& lane, const Item& item);
+  CountDeaths deaths_on(const Lane& lane);
+  void return_items(Lane& lane, bool died);
+  JobId replica_of(const Lane& lane) const { return lane.attempt.job == parts_.job ? 0 : lane.attempt.job; }
   Duration jittered_backoff(int num_failures);
-  bool pause(Duration time);
+  bool pause(const Lane& lane, Duration time);
 
   Parts parts_;
-  BatchInput input_;  // under mutex_ once threads run
+  BatchInput input_;  // under mutex_ once there are lanes
   std::mutex mutex_;
   const std::unique_ptr<Condition> changed_;
-  std::deque<Item> ready_;                  // under mutex_, as everything below
-  std::multimap<TimePoint, Item> waiting_;  // by when they may be tried again
-  std::map<int64_t, Item> with_engine_;     // by number: sent, and not known to have left it
-  int num_running_ = 0;
-  bool runs_alone_ = false;
-  int num_outages_ = 0;     // in a row: the replica turned an item away, or was not there
-  TimePoint hold_until_{};  // nothing starts before
+  std::deque<Item> ready_;  // under mutex_, as everything below
+  Waiting waiting_;
   size_t num_open_ = 0;
-  bool stopping_ = false;
   std::mt19937_64 random_;
-  std::vector<std::unique_ptr<ItemClient>> clients_;
-  std::vector<std::unique_ptr<Thread>> threads_;
+  std::map<ReplicaAttempt, std::unique_ptr<Lane>> lanes_;  // changed by the caller's thread only
 };
 
 }  // namespace llm_dist::cluster

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "cluster/batch_output.h"
+#include "cluster/job_action.h"
 #include "cluster/job_spec.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
@@ -17,6 +18,25 @@ using enum JobState;
 bool is_death(const Attempt& attempt) {
   return attempt.state == AttemptState::kEnded &&
          (attempt.reason == "process_exit" || attempt.reason == "unresponsive");
+}
+
+// What a batch's other replicas are to do as it stands, and why.
+std::pair<JobAction, const char*> wish_for_replicas(const Job& batch) {
+  if (is_terminal(batch.state) || batch.state == kCancelling || batch.state == kFinalizing) {
+    return {JobAction::kCancel, "batch_ended"};
+  }
+  if (batch.state == kSuspended || batch.intent == Intent::kSuspend) {
+    return {JobAction::kSuspend, "batch_suspended"};
+  }
+  return {JobAction::kResume, "batch_resumed"};
+}
+
+// Whether items are sent at all: also while its own replica starts anew, if there are others.
+bool takes_items(const Job& job, const std::vector<Attempt>& attempts) {
+  if (job.state == kRunning) return true;
+  bool has_run = std::any_of(
+      attempts.begin(), attempts.end(), [](const Attempt& attempt) { return !attempt.endpoint.empty(); });
+  return has_run && (job.state == kStarting || job.state == kRecovering);
 }
 
 }  // namespace
@@ -42,44 +62,70 @@ Status BatchRunner::tick() {
 
 Status BatchRunner::look_after(JobId id) {
   ASSIGN_OR_RETURN(Job job, parts_.store.job(id));
+  ASSIGN_OR_RETURN(std::vector<Job> replicas, parts_.store.batches().replicas(id));
+  ASSIGN_OR_RETURN(bool led, lead(job, replicas));
+  if (!led) return ok_status();
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(id));
-  bool lives = !attempts.empty() && attempts.back().state == AttemptState::kRunning;
-  auto current = runs_.find(job.id);
-  bool over = job.state != kRunning || !lives;
-  if (current != runs_.end() && (over || current->second->attempt() != attempts.back().number)) {
-    RETURN_IF_ERROR(end_run(job, attempts));
+  bool active = takes_items(job, attempts);
+  std::vector<Serving> replicas_now;
+  if (active) {
+    ASSIGN_OR_RETURN(replicas_now, serving(job, replicas));
   }
-  // Its end may have been the last that was to be recorded.
+  RETURN_IF_ERROR(end_lanes(job, replicas_now));
+  // An end may have been the last that was to be recorded.
   ASSIGN_OR_RETURN(Batch batch, parts_.store.batches().batch(id));
   bool done = batch.completed + batch.failed >= batch.total;
   if (done && (job.state == kRunning || job.state == kRecovering)) return finalize(job, "completed");
-  if (job.state == kRunning && lives) return run(job, batch, attempts.back());
+  if (active) return run(job, batch, replicas_now);
+  runs_.erase(id);
   bool rests = attempts.empty() || attempts.back().state == AttemptState::kEnded;
   if (is_terminal(job.state) || (job.state == kFinalizing && rests)) return close(job, batch);
   return ok_status();
 }
 
-// Nothing is sent any more; whose engine died with something in flight remembers it.
-Status BatchRunner::end_run(const Job& job, const std::vector<Attempt>& attempts) {
-  BatchRun& run = *runs_.at(job.id);
-  run.stop();
-  auto attempt = std::find_if(
-      attempts.begin(), attempts.end(), [&](const Attempt& each) { return each.number == run.attempt(); });
-  // It is being stopped, and how it ends says nothing.
-  bool died = attempt != attempts.end() && is_death(*attempt) && !is_terminal(job.state);
-  std::vector<CountDeaths::Item> items = died ? run.in_flight() : std::vector<CountDeaths::Item>();
-  if (!items.empty()) {
-    log_warning("{}: the engine of attempt {} died with {} requests in flight",
-                batch_name(job.id),
-                run.attempt(),
-                items.size());
-    RETURN_IF_ERROR(commit(CountDeaths{.job = job.id,
-                                       .attempt = run.attempt(),
-                                       .max_deaths = parts_.options.max_deaths,
-                                       .items = std::move(items)},
-                           job.id));
+// The other replicas are suspended, resumed and ended with the batch. False: one of them changed meanwhile,
+// and is to be looked at again: a batch that is closed leads nobody.
+Result<bool> BatchRunner::lead(const Job& job, const std::vector<Job>& replicas) {
+  auto [action, reason] = wish_for_replicas(job);
+  for (const Job& replica : replicas) {
+    if (is_terminal(replica.state)) continue;
+    Result<std::optional<ChangeJob>> change = change_for(action, replica, reason);
+    if (!change.ok() || !change.value()) continue;  // too late, or so already
+    Outcome outcome = parts_.commit(std::move(*change.value()));
+    if (outcome.status().code() == StatusCode::kFailedPrecondition) return false;
+    if (!outcome.ok()) return outcome.status();
   }
-  runs_.erase(job.id);
+  return true;
+}
+
+Result<std::vector<BatchRunner::Serving>> BatchRunner::serving(const Job& job,
+                                                               const std::vector<Job>& replicas) {
+  std::vector<Job> jobs = {job};
+  jobs.insert(jobs.end(), replicas.begin(), replicas.end());
+  std::vector<Serving> found;
+  for (const Job& each : jobs) {
+    if (each.state != kRunning) continue;
+    ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(each.id));
+    if (attempts.empty() || attempts.back().state != AttemptState::kRunning) continue;
+    found.push_back({{each.id, attempts.back().number}, attempts.back().endpoint});
+  }
+  return found;
+}
+
+// Nothing is sent any more to who serves no more; whose engine died with something in flight remembers it.
+Status BatchRunner::end_lanes(const Job& job, const std::vector<Serving>& serving) {
+  auto run = runs_.find(job.id);
+  if (run == runs_.end()) return ok_status();
+  for (const ReplicaAttempt& lane : run->second->replicas()) {
+    auto is_lane = [&](const Serving& each) { return each.attempt == lane; };
+    if (std::any_of(serving.begin(), serving.end(), is_lane)) continue;
+    ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(lane.job));
+    auto attempt = std::find_if(
+        attempts.begin(), attempts.end(), [&](const Attempt& each) { return each.number == lane.number; });
+    // Where it is being stopped, how it ends says nothing.
+    bool died = attempt != attempts.end() && is_death(*attempt) && !is_terminal(job.state);
+    RETURN_IF_ERROR(run->second->remove(lane, died));
+  }
   return ok_status();
 }
 
@@ -93,8 +139,30 @@ Status BatchRunner::finalize(const Job& job, const std::string& reason, const st
                 job.id);
 }
 
-Status BatchRunner::run(const Job& job, const Batch& batch, const Attempt& attempt) {
-  if (runs_.contains(job.id)) return ok_status();
+Status BatchRunner::run(const Job& job, const Batch& batch, const std::vector<Serving>& serving) {
+  if (serving.empty()) return ok_status();
+  if (!runs_.contains(job.id)) {
+    // A batch whose input turns out to be lost can end in no other state.
+    if (job.state == kStarting) return ok_status();
+    RETURN_IF_ERROR(start_run(job, batch));
+  }
+  auto run = runs_.find(job.id);
+  if (run == runs_.end()) return ok_status();
+  std::vector<ReplicaAttempt> known = run->second->replicas();
+  for (const auto& [attempt, url] : serving) {
+    if (std::find(known.begin(), known.end(), attempt) != known.end()) continue;
+    log_info("{}: {} of {} items recorded, the rest goes to {} attempt {} too",
+             batch_name(job.id),
+             batch.completed + batch.failed,
+             batch.total,
+             job_name(attempt.job),
+             attempt.number);
+    run->second->add(attempt, url, parts_.secrets.api_key(attempt.job, attempt.number));
+  }
+  return ok_status();
+}
+
+Status BatchRunner::start_run(const Job& job, const Batch& batch) {
   ASSIGN_OR_RETURN(StoredFile input, parts_.store.batches().file(batch.input_file));
   Result<std::unique_ptr<BatchRun>> started =
       BatchRun::start({.store = parts_.store,
@@ -102,26 +170,18 @@ Status BatchRunner::run(const Job& job, const Batch& batch, const Attempt& attem
                        .on_done = parts_.wake,
                        .options = parts_.options,
                        .job = job.id,
-                       .attempt = attempt.number,
                        .total = batch.total,
                        .input_path = parts_.contents.path(input.content),
-                       .replica_url = attempt.endpoint,
                        .endpoint = read_job_spec(job.spec).endpoint,
-                       .api_key = parts_.secrets.api_key(job.id, attempt.number),
                        .threads = parts_.threads,
                        .connect = parts_.connect,
                        .seed = parts_.seed + static_cast<uint64_t>(job.id)});
-  if (!started.ok()) {
-    if (started.status().code() != StatusCode::kDataLoss) return started.status();
-    return finalize(job, "input_lost", started.status().message());
+  if (started.ok()) {
+    runs_[job.id] = std::move(started).value();
+    return ok_status();
   }
-  log_info("{}: {} of {} items recorded, the rest goes to attempt {}",
-           batch_name(job.id),
-           batch.completed + batch.failed,
-           batch.total,
-           attempt.number);
-  runs_[job.id] = std::move(started).value();
-  return ok_status();
+  if (started.status().code() != StatusCode::kDataLoss) return started.status();
+  return finalize(job, "input_lost", started.status().message());
 }
 
 // Writes what there is, however the job ended.

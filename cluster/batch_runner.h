@@ -1,11 +1,13 @@
 // BatchRunner: looks after every batch that is not closed. Like the supervisor it holds nothing that the
 // store does not: each tick reads the store and does what follows. The supervisor cares for the processes of
-// a batch's job, this for its items and files.
+// a batch's jobs, this for its items and files, and for that its other replicas follow its own job.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "cluster/attempt_plan.h"
 #include "cluster/batch_run.h"
@@ -35,9 +37,18 @@ class BatchRunner {
   Status tick();
 
  private:
+  // A replica that takes items now.
+  struct Serving {
+    ReplicaAttempt attempt;
+    std::string url;
+  };
+
   Status look_after(JobId id);
-  Status end_run(const Job& job, const std::vector<Attempt>& attempts);
-  Status run(const Job& job, const Batch& batch, const Attempt& attempt);
+  Result<bool> lead(const Job& job, const std::vector<Job>& replicas);
+  Result<std::vector<Serving>> serving(const Job& job, const std::vector<Job>& replicas);
+  Status end_lanes(const Job& job, const std::vector<Serving>& serving);
+  Status run(const Job& job, const Batch& batch, const std::vector<Serving>& serving);
+  Status start_run(const Job& job, const Batch& batch);
   Status finalize(const Job& job, const std::string& reason, const std::string& message = "");
   Status close(const Job& job, const Batch& batch);
   Status commit(CommandBody body, JobId job);

@@ -1,5 +1,6 @@
 #include "cluster/catalogue.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxRanks = 1024;
+constexpr int64_t kMaxLimit = 1'000'000;
 
 Result<CatalogueModel> read_model(const json& value, const std::filesystem::path& folder) {
   constexpr std::string_view kFields[] = {"path", "arguments", "max_ranks"};
@@ -40,15 +42,48 @@ Result<CatalogueModel> read_model(const json& value, const std::filesystem::path
   return model;
 }
 
-}  // namespace
+Result<ProjectQuota> read_quota(const json& value) {
+  ProjectQuota quota;
+  const std::pair<std::string_view, int*> fields[] = {{"max_running_jobs", &quota.max_running_jobs},
+                                                      {"max_queued_jobs", &quota.max_queued_jobs},
+                                                      {"max_slots", &quota.max_slots}};
+  if (!value.is_object()) return invalid_argument("must be an object");
+  for (const auto& [name, limit] : value.items()) {
+    auto field = std::find_if(
+        std::begin(fields), std::end(fields), [&](const auto& each) { return each.first == name; });
+    if (field == std::end(fields)) {
+      constexpr std::string_view kNames[] = {"max_running_jobs", "max_queued_jobs", "max_slots"};
+      return invalid_argument(
+          format("unknown field '{}': did you mean '{}'?", name, nearest_word(name, kNames)));
+    }
+    bool right = limit.is_number_integer() && limit.get<int64_t>() >= 1 && limit.get<int64_t>() <= kMaxLimit;
+    if (!right) return invalid_argument(format("'{}' must be from 1 to {}", name, kMaxLimit));
+    *field->second = limit.get<int>();
+  }
+  return quota;
+}
 
-Result<Catalogue> Catalogue::read(const std::string& file) {
+Result<json> read_root(const std::string& file) {
   std::ifstream stream(file);
   if (!stream) return not_found(format("cannot read the catalogue {}", file));
   json root = json::parse(stream, nullptr, false);
-  if (!root.is_object() || root.size() != 1 || !root.contains("models") || !root["models"].is_object()) {
+  if (!root.is_object() || !root.contains("models") || !root["models"].is_object()) {
     return invalid_argument(format("{}: must be {\"models\": {NAME: {\"path\": PATH}}}", file));
   }
+  constexpr std::string_view kFields[] = {"models", "projects"};
+  for (const auto& [name, value] : root.items()) {
+    if (name == "models" || (name == "projects" && value.is_object())) continue;
+    if (name == "projects") return invalid_argument(format("{}: 'projects' must be an object", file));
+    return invalid_argument(
+        format("{}: unknown field '{}': did you mean '{}'?", file, name, nearest_word(name, kFields)));
+  }
+  return root;
+}
+
+}  // namespace
+
+Result<Catalogue> Catalogue::read(const std::string& file) {
+  ASSIGN_OR_RETURN(json root, read_root(file));
   std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
   std::map<std::string, CatalogueModel> models;
   for (const auto& [name, value] : root["models"].items()) {
@@ -57,7 +92,20 @@ Result<Catalogue> Catalogue::read(const std::string& file) {
     models[name] = std::move(model).value();
   }
   if (models.empty()) return invalid_argument(format("{} names no model", file));
-  return Catalogue(std::move(models));
+  std::map<std::string, ProjectQuota> quotas;
+  const json projects = root.value("projects", json::object());
+  for (const auto& [name, value] : projects.items()) {
+    Result<ProjectQuota> quota = read_quota(value);
+    if (!quota.ok()) return quota.status().with_context(format("{}: project '{}'", file, name));
+    quotas[name] = quota.value();
+  }
+  return Catalogue(std::move(models), std::move(quotas));
+}
+
+ProjectQuota Catalogue::quota(const std::string& project) const {
+  auto found = quotas_.find(project);
+  if (found == quotas_.end()) found = quotas_.find("*");
+  return found == quotas_.end() ? ProjectQuota() : found->second;
 }
 
 Result<CatalogueModel> Catalogue::find(const std::string& name) const {

@@ -37,6 +37,49 @@ constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
 constexpr auto kBetweenSamples = std::chrono::seconds(2);
 constexpr auto kTick = std::chrono::milliseconds(250);
 
+// A label's value in Prometheus' text.
+std::string label(const std::string& text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+// What projects have of what is limited, and the limits that there are.
+std::string project_metrics(const std::vector<ProjectUsage>& projects, const Catalogue& catalogue) {
+  std::string text =
+      "# HELP llm_dist_project_queued_jobs Jobs of a project that wait.\n"
+      "# TYPE llm_dist_project_queued_jobs gauge\n";
+  auto add = [&](const char* name, const ProjectUsage& usage, int64_t value) {
+    text += format("{}{project=\"{}\"} {}\n", name, label(usage.project), value);
+  };
+  for (const ProjectUsage& each : projects) add("llm_dist_project_queued_jobs", each, each.num_queued);
+  text +=
+      "# HELP llm_dist_project_running_jobs Jobs of a project that hold slots.\n"
+      "# TYPE llm_dist_project_running_jobs gauge\n";
+  for (const ProjectUsage& each : projects) add("llm_dist_project_running_jobs", each, each.num_running);
+  text +=
+      "# HELP llm_dist_project_slots Slots that they hold.\n"
+      "# TYPE llm_dist_project_slots gauge\n";
+  for (const ProjectUsage& each : projects) add("llm_dist_project_slots", each, each.num_slots);
+  text +=
+      "# HELP llm_dist_project_quota What a project may have; *: one without a quota of its own.\n"
+      "# TYPE llm_dist_project_quota gauge\n";
+  for (const auto& [project, quota] : catalogue.quotas()) {
+    const std::pair<const char*, int> limits[] = {{"max_running_jobs", quota.max_running_jobs},
+                                                  {"max_queued_jobs", quota.max_queued_jobs},
+                                                  {"max_slots", quota.max_slots}};
+    for (const auto& [limit, value] : limits) {
+      if (value == 0) continue;
+      text +=
+          format("llm_dist_project_quota{project=\"{}\",limit=\"{}\"} {}\n", label(project), limit, value);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 class Coordinator::Impl {
@@ -220,6 +263,9 @@ void Coordinator::Impl::show_metrics(const WriterPtr& writer) {
     auto state = static_cast<JobState>(i);
     text += format("llm_dist_jobs{state=\"{}\"} {}\n", state, counts.value().of(state));
   }
+  Result<std::vector<ProjectUsage>> projects = store_->projects();
+  if (!projects.ok()) return void(writer->send(error_reply(projects.status())));
+  text += project_metrics(projects.value(), catalogue_);
   text += format(
       "# HELP llm_dist_coordinator_epoch Counts up with each coordinator of this store.\n"
       "# TYPE llm_dist_coordinator_epoch gauge\nllm_dist_coordinator_epoch {}\n",

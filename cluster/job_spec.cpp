@@ -45,6 +45,7 @@ constexpr Field kFields[] = {
     {"output_len", kBench, false, 1, 1 << 20},
     {"input_file_id", kBatch, true, 1, 64},
     {"endpoint", kBatch, true, 1, 64},
+    {"replicas", kBatch, false, 1, 64},
 };
 
 unsigned kind_bit(JobKind kind) {
@@ -159,9 +160,19 @@ Result<SubmitJob> parse_job_request(const std::string& text,
   if (body.contains("expires_after_seconds")) {
     submit.expires_us = now_us + body["expires_after_seconds"].get<int64_t>() * kMicroseconds;
   }
-  // Objects are dumped with sorted keys: the hash does not depend on the client's spelling.
-  submit.idempotency.body_hash = http::sha256_hex("POST /v1/jobs\n" + body.dump());
+  submit.idempotency.body_hash = request_hash("POST /v1/jobs", text);
   return submit;
+}
+
+// Objects are dumped with sorted keys.
+std::string request_hash(std::string_view route, const std::string& body) {
+  return http::sha256_hex(format("{}\n{}", route, json::parse(body, nullptr, false).dump()));
+}
+
+std::string asked_project(const std::string& text) {
+  json body = json::parse(text, nullptr, false);
+  if (!body.is_object() || !body.contains("project") || !body["project"].is_string()) return "";
+  return body["project"].get<std::string>();
 }
 
 std::vector<std::string_view> job_fields(JobKind kind) {
@@ -170,6 +181,17 @@ std::vector<std::string_view> job_fields(JobKind kind) {
     if ((field.kinds & kind_bit(kind)) != 0) names.push_back(field.name);
   }
   return names;
+}
+
+std::string replica_spec(const std::string& batch_spec) {
+  json batch = json::parse(batch_spec, nullptr, false);
+  json spec = json::object();
+  for (const Field& field : kFields) {
+    if (field.in_spec && (field.kinds & kServe) != 0 && batch.contains(field.name)) {
+      spec[std::string(field.name)] = batch[std::string(field.name)];
+    }
+  }
+  return spec.dump();
 }
 
 JobSpec read_job_spec(const std::string& text) {
@@ -185,7 +207,8 @@ JobSpec read_job_spec(const std::string& text) {
           .input_len = spec.value("input_len", 0),
           .output_len = spec.value("output_len", 0),
           .input_file_id = spec.value("input_file_id", ""),
-          .endpoint = spec.value("endpoint", "")};
+          .endpoint = spec.value("endpoint", ""),
+          .replicas = spec.value("replicas", 1)};
 }
 
 }  // namespace llm_dist::cluster

@@ -28,6 +28,7 @@ struct JobSpec {
   // batch_inference
   std::string input_file_id{};
   std::string endpoint{};  // "/v1/chat/completions" or "/v1/completions"
+  int replicas = 1;        // that take its items
 
   int num_ranks() const { return tp * pp; }
 };
@@ -40,8 +41,16 @@ Result<SubmitJob> parse_job_request(const std::string& body,
                                     int64_t now_us,
                                     std::string& param);
 
+// Of all that a request asks: the same for the same JSON, however it is spelled. `body`: a JSON text.
+std::string request_hash(std::string_view route, const std::string& body);
+// What a body asks for as its project; empty: nothing, or it is no JSON object.
+std::string asked_project(const std::string& body);
+
 // The fields that a job of this kind may have.
 std::vector<std::string_view> job_fields(JobKind kind);
+
+// Of a `serve` job whose replica is like that of this batch_inference job.
+std::string replica_spec(const std::string& batch_spec);
 
 // A spec as parse_job_request wrote it.
 JobSpec read_job_spec(const std::string& json);

@@ -176,7 +176,9 @@ Observation LocalLauncher::observe(const std::string& handle, const std::string&
 
 void LocalLauncher::stop(const std::string& handle, StopMode mode) {
   Process process = Process::parse(handle);
-  if (is_alive(process)) kill(process.pid, mode == StopMode::kKill ? SIGQUIT : SIGTERM);
+  if (!is_alive(process)) return;
+  kill(process.pid, mode == StopMode::kKill ? SIGQUIT : SIGTERM);
+  kill(process.pid, SIGCONT);  // a keeper that somebody stopped would never hear of it
 }
 
 int LocalLauncher::sweep(const std::string& mark) {

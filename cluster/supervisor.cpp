@@ -48,25 +48,25 @@ Status Supervisor::tick() {
                    .limit = kActiveAtOnce};
   ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.jobs(active));
   std::reverse(jobs.begin(), jobs.end());  // oldest first
-  slots_used_ = 0;
-  recovering_waits_ = false;
+  SlotUse use{.num_slots = parts_.launcher.num_slots()};
   for (const Job& job : jobs) {
-    if (holds_slots(job)) slots_used_ += read_job_spec(job.spec).num_ranks();
+    if (holds_slots(job)) use.add(job.project, read_job_spec(job.spec).num_ranks());
   }
-  for (const Job& job : jobs) RETURN_IF_ERROR(look_after(job));
+  // Those that failed go before what is new: small jobs would keep a large one from ever coming back.
+  Queue queue(std::move(use));
+  for (const Job& job : jobs) RETURN_IF_ERROR(look_after(job, queue));
   RETURN_IF_ERROR(expire_waiting());
-  // Small jobs that are new would keep a large one that failed from ever coming back.
-  return recovering_waits_ ? ok_status() : start_waiting();
+  return start_waiting(queue);
 }
 
-Status Supervisor::look_after(const Job& job) {
+Status Supervisor::look_after(const Job& job, Queue& queue) {
   // A batch is finished by who writes its files; here its replica is ended.
   if (job.state == kFinalizing && job.kind != JobKind::kBatchInference) return finish(job);
   if (job.attempt == 0) return end_resting(job);
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
   const Attempt& attempt = attempts.back();
   if (attempt.state != AttemptState::kEnded) return look_after_attempt(job, attempt);
-  return job.state == kRecovering ? start_recovering(job) : end_resting(job);
+  return job.state == kRecovering ? start_recovering(job, queue) : end_resting(job);
 }
 
 // A job that is being cancelled and has nothing left to stop.
@@ -220,9 +220,9 @@ Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::s
 // has not ended yet ends now.
 int Supervisor::quick_failures(const Job& job, const std::vector<Attempt>& attempts) const {
   int64_t progress = 0;
-  if (job.kind == JobKind::kBatchInference) {
-    Result<Batch> batch = parts_.store.batches().batch(job.id);
-    if (batch.ok()) progress = batch.value().progress_attempt;
+  if (job.kind == JobKind::kBatchInference || job.replica_of != 0) {
+    Result<int64_t> recorded = parts_.store.batches().progress_attempt(job.id);
+    if (recorded.ok()) progress = recorded.value();
   }
   int count = 0;
   for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
@@ -258,7 +258,7 @@ Status Supervisor::expire_waiting() {
   return ok_status();
 }
 
-Status Supervisor::start_recovering(const Job& job) {
+Status Supervisor::start_recovering(const Job& job, Queue& queue) {
   if (job.expires_us != 0 && job.expires_us <= parts_.now_us()) {
     return write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"});
   }
@@ -266,36 +266,45 @@ Status Supervisor::start_recovering(const Job& job) {
   int64_t due = attempts.back().ended_us +
                 backoff_us(parts_.options, job.id, std::max(1, quick_failures(job, attempts)));
   if (parts_.now_us() < due) return ok_status();
-  ASSIGN_OR_RETURN(bool room, start_if_room(job));
-  if (!room) recovering_waits_ = true;
-  return ok_status();
+  return start_if_room(job, queue).status();
 }
 
-Status Supervisor::start_waiting() {
-  ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.waiting(kWaitingAtOnce));
-  for (const Job& job : jobs) {
-    // Nobody overtakes: a large job would otherwise wait for ever.
-    ASSIGN_OR_RETURN(bool room, start_if_room(job));
-    if (!room) break;
+Status Supervisor::start_waiting(Queue& queue) {
+  // Who is passed over may be many: the others are looked for behind them.
+  WaitingFilter filter{.limit = kWaitingAtOnce};
+  for (bool more = true; more && !queue.is_held_up();) {
+    ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.waiting(filter));
+    bool all_started = true;
+    for (const Job& job : jobs) {
+      ASSIGN_OR_RETURN(bool started, start_if_room(job, queue));
+      all_started = all_started && started;
+    }
+    filter.without_projects = queue.projects_held_up();
+    filter.without_replicas = queue.passed_over();
+    more = std::ssize(jobs) == filter.limit && !all_started;
   }
   return ok_status();
 }
 
-// False: it has to wait for slots.
-Result<bool> Supervisor::start_if_room(const Job& job) {
+// False: it has to wait.
+Result<bool> Supervisor::start_if_room(const Job& job, Queue& queue) {
   int ranks = read_job_spec(job.spec).num_ranks();
-  int slots = parts_.launcher.num_slots();
-  if (ranks > slots) {
-    RETURN_IF_ERROR(write({.job = job.id,
-                           .expected_version = job.version,
-                           .to = kFailed,
-                           .reason = "needs_more_slots",
-                           .message = format("{} ranks, and there are {} slots", ranks, slots)}));
-    return true;
+  ProjectQuota quota = parts_.catalogue.quota(job.project);
+  switch (queue.next({job.project, ranks, job.replica_of != 0}, quota)) {
+    case Verdict::kStart: RETURN_IF_ERROR(start(job)); return true;
+    case Verdict::kNever: break;
+    default: return false;
   }
-  if (slots_used_ + ranks > slots) return false;
-  slots_used_ += ranks;
-  RETURN_IF_ERROR(start(job));
+  int slots = parts_.launcher.num_slots();
+  std::string message =
+      ranks > slots
+          ? format("{} ranks, and there are {} slots", ranks, slots)
+          : format("{} ranks, and project '{}' may have {} slots", ranks, job.project, quota.max_slots);
+  RETURN_IF_ERROR(write({.job = job.id,
+                         .expected_version = job.version,
+                         .to = kFailed,
+                         .reason = "needs_more_slots",
+                         .message = message}));
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "cluster/catalogue.h"
 #include "cluster/clock.h"
 #include "cluster/launcher.h"
+#include "cluster/quota.h"
 #include "cluster/replica_watch.h"
 #include "cluster/store/store.h"
 
@@ -65,7 +66,7 @@ class Supervisor {
     int64_t ending_us = 0;  // since when
   };
 
-  Status look_after(const Job& job);
+  Status look_after(const Job& job, Queue& queue);
   Status look_after_attempt(const Job& job, const Attempt& attempt);
   std::optional<std::string> why_to_stop(const Job& job, const Attempt& attempt);
   void stop(const Attempt& attempt, Live& live, const std::string& why);
@@ -77,19 +78,17 @@ class Supervisor {
   Status finish(const Job& job);
   Status end_resting(const Job& job);
   Status expire_waiting();
-  Status start_recovering(const Job& job);
-  Status start_waiting();
+  Status start_recovering(const Job& job, Queue& queue);
+  Status start_waiting(Queue& queue);
   Status start(const Job& job);
   Status launch_failed(JobId id, int64_t number, const Status& why);
-  Result<bool> start_if_room(const Job& job);
+  Result<bool> start_if_room(const Job& job, Queue& queue);
   Status write(ChangeJob change);
   int quick_failures(const Job& job, const std::vector<Attempt>& attempts) const;
   void forget(JobId job);
 
   Parts parts_;
   std::map<JobId, Live> live_;
-  int slots_used_ = 0;
-  bool recovering_waits_ = false;  // for slots, in this tick
 };
 
 }  // namespace llm_dist::cluster

@@ -79,7 +79,7 @@ RunCommand add_coordinator(CLI::App& program) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   app->add_option("--batch-concurrency",
                   flags->options.batch_concurrency,
-                  "Requests of one batch that its replica has at a time")
+                  "Requests of one batch that each of its replicas has at a time")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
   app->add_option("--host", flags->options.host, "Address to listen at")->capture_default_str();

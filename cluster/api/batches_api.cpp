@@ -7,19 +7,20 @@
 
 #include "cluster/api/api_reply.h"
 #include "cluster/api/job_actions.h"
+#include "cluster/api/quota_reply.h"
 #include "cluster/api/request_fields.h"
 #include "cluster/batch_input.h"
 #include "cluster/job_spec.h"
 #include "src/base/format.h"
 #include "src/base/json_text.h"
 #include "src/base/nearest.h"
-#include "src/http/digest.h"
 
 namespace llm_dist::cluster {
 namespace {
 
 using nlohmann::json;
 
+constexpr const char* kRoute = "POST /v1/batches";
 constexpr int kMaxPage = 100;
 constexpr int kMaxEvents = 10'000;
 constexpr int64_t kMicroseconds = 1'000'000;
@@ -164,25 +165,51 @@ Result<SubmitJob> BatchesApi::read_request(const http::Request& request, std::st
   int64_t now_us = parts_.now_us();
   ASSIGN_OR_RETURN(SubmitJob submit, parse_job_request(job.dump(), parts_.catalogue, now_us, param));
   submit.expires_us = now_us + form.window_seconds * kMicroseconds;
-  submit.idempotency = {.key = key, .body_hash = http::sha256_hex("POST /v1/batches\n" + body.dump())};
+  submit.idempotency = {.key = key, .body_hash = request_hash(kRoute, request.body)};
   submit.batch = NewBatch{.input_file = input.id,
                           .completion_window = form.window,
                           .metadata = form.metadata,
-                          .total = summary.num_items};
+                          .total = summary.num_items,
+                          .num_replicas = read_job_spec(submit.spec).replicas,
+                          .replica_spec = replica_spec(submit.spec)};
   return submit;
 }
 
 void BatchesApi::create(const http::Request& request, const WriterPtr& writer) {
   std::string param;
   Result<SubmitJob> submit = read_request(request, param);
-  if (!submit.ok()) return void(writer->send(refusal(submit.status(), param)));
+  if (!submit.ok()) return refuse(request, refusal(submit.status(), param), writer);
+  if (std::optional<ApiError> refused = apply_quota(submit.value(), parts_.catalogue)) {
+    return refuse(request, error_reply(*refused), writer);
+  }
+  std::string project = submit.value().project;
+  int max_queued = submit.value().max_queued;
   Outcome outcome = parts_.commit.commit(parts_.now_us(), std::move(submit).value());
+  if (outcome.ok() && outcome.value().id == 0)
+    return void(writer->send(queue_full_reply(project, max_queued)));
   if (outcome.ok()) return answer_as_made(outcome.value(), writer);
   bool mismatch = outcome.status().code() == StatusCode::kInvalidArgument;
   writer->send(
       mismatch ? error_reply(
                      {.status = 422, .message = outcome.status().message(), .code = "idempotency_key_reused"})
                : error_reply(outcome.status()));
+}
+
+// What cannot be carried out now may have been, under the same key, before its input or its model went.
+void BatchesApi::refuse(const http::Request& request,
+                        const http::Response& refusal,
+                        const WriterPtr& writer) const {
+  Result<std::string> key = idempotency_key(request);
+  Result<std::string> project = project_of(request);
+  if (!key.ok() || key.value().empty() || !project.ok() || json_is_too_deep(request.body)) {
+    return void(writer->send(refusal));
+  }
+  std::string asked = asked_project(request.body);
+  auto given = parts_.store.answer_to(asked.empty() ? project.value() : asked, key.value());
+  if (!given.ok()) return void(writer->send(error_reply(given.status())));
+  bool same = given.value() && given.value()->body_hash == request_hash(kRoute, request.body);
+  if (!same) return void(writer->send(refusal));
+  answer_as_made({.id = given.value()->job, .version = 1, .replayed = true}, writer);
 }
 
 Result<BatchView> BatchesApi::view(JobId job) const {

@@ -31,6 +31,7 @@ class BatchesApi {
   void get(const http::Request& request, const WriterPtr& writer);
   void cancel(const http::Request& request, const WriterPtr& writer);
   Result<SubmitJob> read_request(const http::Request& request, std::string& param) const;
+  void refuse(const http::Request& request, const http::Response& refusal, const WriterPtr& writer) const;
   Result<BatchView> view(JobId job) const;
   void answer(JobId job, const WriterPtr& writer) const;
   void answer_as_made(const Written& written, const WriterPtr& writer) const;

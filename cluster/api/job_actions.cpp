@@ -1,7 +1,9 @@
 #include "cluster/api/job_actions.h"
 
 #include <optional>
+#include <string>
 
+#include "cluster/store/batch.h"
 #include "src/base/format.h"
 
 namespace llm_dist::cluster {
@@ -9,37 +11,22 @@ namespace {
 
 constexpr int kMaxRaces = 16;
 
-// The change that the action means for a job; nothing when it is so already.
-Result<std::optional<ChangeJob>> change_for(JobAction action, const Job& job) {
-  using enum JobState;
-  ChangeJob change{.job = job.id, .expected_version = job.version, .to = job.state, .intent = job.intent};
-  bool held = job.state == kStarting || job.state == kRunning;  // an attempt must end first
-  bool waits = job.state == kQueued || job.state == kRecovering;
+std::string reason_of(JobAction action) {
   switch (action) {
-    case JobAction::kCancel:
-      if (job.state == kCancelling || job.state == kCancelled) return std::optional<ChangeJob>();
-      change.to = job.state == kQueued || job.state == kSuspended ? kCancelled : kCancelling;
-      change.intent = Intent::kNone;
-      change.reason = "cancelled_by_user";
-      if (may_become(job.state, change.to)) return std::optional(change);
-      break;
-    case JobAction::kSuspend:
-      if (job.state == kSuspended || (held && job.intent == Intent::kSuspend))
-        return std::optional<ChangeJob>();
-      change.reason = "suspended_by_user";
-      if (waits) change.to = kSuspended;
-      if (held) change.intent = Intent::kSuspend;
-      if (waits || held) return std::optional(change);
-      break;
-    case JobAction::kResume:
-      if (waits || (held && job.intent == Intent::kNone)) return std::optional<ChangeJob>();
-      change.reason = "resumed_by_user";
-      change.intent = Intent::kNone;
-      if (job.state == kSuspended) change.to = kQueued;
-      if (held || job.state == kSuspended) return std::optional(change);
-      break;
+    case JobAction::kCancel: return "cancelled_by_user";
+    case JobAction::kSuspend: return "suspended_by_user";
+    case JobAction::kResume: return "resumed_by_user";
   }
-  return failed_precondition(format("{} is {}: too late for that", job_name(job.id), job.state));
+  return "";
+}
+
+// A replica that a batch has more is suspended and resumed as the batch is.
+Status check_follows(JobAction action, const Job& job) {
+  if (job.replica_of == 0 || action == JobAction::kCancel) return ok_status();
+  return failed_precondition(format("{} is a replica of {} and follows it: ask that of {}",
+                                    job_name(job.id),
+                                    batch_name(job.replica_of),
+                                    job_name(job.replica_of)));
 }
 
 }  // namespace
@@ -51,7 +38,8 @@ Result<Job> carry_out(const ActionParts& parts,
   for (int race = 0; race < kMaxRaces; ++race) {
     ASSIGN_OR_RETURN(Job job, parts.store.job(id));
     if (check) RETURN_IF_ERROR(check(job));
-    ASSIGN_OR_RETURN(std::optional<ChangeJob> change, change_for(action, job));
+    RETURN_IF_ERROR(check_follows(action, job));
+    ASSIGN_OR_RETURN(std::optional<ChangeJob> change, change_for(action, job, reason_of(action)));
     if (!change) return job;
     Outcome outcome = parts.commit.commit(parts.now_us(), *change);
     if (outcome.ok()) return parts.store.job(id);

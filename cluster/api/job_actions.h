@@ -1,15 +1,13 @@
 // What a client may wish of a job that exists.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 
 #include "cluster/clock.h"
+#include "cluster/job_action.h"
 #include "cluster/store/group_commit.h"
 
 namespace llm_dist::cluster {
-
-enum class JobAction : uint8_t { kCancel, kSuspend, kResume };
 
 struct ActionParts {
   Store& store;

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cluster/store/batch.h"
+
 namespace llm_dist::cluster {
 namespace {
 
@@ -33,6 +35,7 @@ ordered_json job_json(const Job& job) {
   out["version"] = job.version;
   out["attempt"] = job.attempt;
   out["retry_of"] = job.retry_of == 0 ? ordered_json(nullptr) : ordered_json(job_name(job.retry_of));
+  out["replica_of"] = job.replica_of == 0 ? ordered_json(nullptr) : ordered_json(batch_name(job.replica_of));
   out["created_at"] = seconds_or_null(job.created_us);
   out["updated_at"] = seconds_or_null(job.updated_us);
   out["expires_at"] = seconds_or_null(job.expires_us);

@@ -8,6 +8,7 @@
 #include "cluster/api/api_reply.h"
 #include "cluster/api/job_actions.h"
 #include "cluster/api/job_json.h"
+#include "cluster/api/quota_reply.h"
 #include "cluster/api/request_fields.h"
 #include "cluster/job_spec.h"
 #include "cluster/local_launcher.h"
@@ -132,11 +133,17 @@ void JobsApi::submit(const http::Request& request, const WriterPtr& writer) {
   Result<SubmitJob> job = parse_job_request(request.body, parts_.catalogue, parts_.now_us(), param);
   if (!job.ok()) {
     bool no_model = job.status().code() == StatusCode::kNotFound;
-    writer->send(error_reply({.status = no_model ? 404 : 400,
-                              .message = job.status().message(),
-                              .param = param,
-                              .code = no_model ? "model_not_found" : ""}));
-    return;
+    ApiError error{.status = no_model ? 404 : 400,
+                   .message = job.status().message(),
+                   .param = param,
+                   .code = no_model ? "model_not_found" : ""};
+    if (!no_model) return void(writer->send(error_reply(error)));
+    std::string project = asked_project(request.body);
+    return refuse(project.empty() ? "default" : project,
+                  {.key = idempotency_key(request).ok() ? idempotency_key(request).value() : "",
+                   .body_hash = request_hash("POST /v1/jobs", request.body)},
+                  error,
+                  writer);
   }
   if (job.value().kind == JobKind::kBatchInference) {
     writer->send(error_reply({.status = 400,
@@ -154,6 +161,9 @@ void JobsApi::submit(const http::Request& request, const WriterPtr& writer) {
 }
 
 void JobsApi::submit(SubmitJob job, const WriterPtr& writer) {
+  if (std::optional<ApiError> refusal = apply_quota(job, parts_.catalogue)) {
+    return refuse(job.project, job.idempotency, *refusal, writer);
+  }
   InFlight flight{job.project, job.idempotency.key};
   if (!flight.second.empty()) {
     std::lock_guard lock(mutex_);
@@ -166,14 +176,33 @@ void JobsApi::submit(SubmitJob job, const WriterPtr& writer) {
     }
   }
   int64_t now_us = parts_.now_us();
-  auto answer = [this, flight, writer, submitted = job_of(job, now_us)](const Outcome& outcome) {
-    {
-      std::lock_guard lock(mutex_);
-      in_flight_.erase(flight);
-    }
-    answer_submission(submitted, outcome, writer);
-  };
+  auto answer =
+      [this, flight, writer, submitted = job_of(job, now_us), most = job.max_queued](const Outcome& outcome) {
+        {
+          std::lock_guard lock(mutex_);
+          in_flight_.erase(flight);
+        }
+        bool refused = outcome.ok() && outcome.value().id == 0;
+        if (refused) return void(writer->send(queue_full_reply(submitted.project, most)));
+        answer_submission(submitted, outcome, writer);
+      };
   parts_.commit.enqueue(now_us, std::move(job), std::move(answer));
+}
+
+// What cannot be carried out now may have been, under the same key, before the catalogue changed.
+void JobsApi::refuse(const std::string& project,
+                     const IdempotencyKey& asked,
+                     const ApiError& error,
+                     const WriterPtr& writer) {
+  if (asked.key.empty()) return void(writer->send(error_reply(error)));
+  auto answer = [this, project, asked, error](const http::Request&, const WriterPtr& to) {
+    auto given = parts_.store.answer_to(project, asked.key);
+    if (!given.ok()) return void(to->send(error_reply(given.status())));
+    bool same = given.value() && given.value()->body_hash == asked.body_hash;
+    if (same) return replay_submission(given.value()->job, to);
+    to->send(error_reply(error));
+  };
+  on_worker(parts_.workers, answer)({}, writer);
 }
 
 void JobsApi::answer_submission(const Job& submitted, const Outcome& outcome, const WriterPtr& writer) {

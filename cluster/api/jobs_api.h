@@ -42,6 +42,10 @@ class JobsApi {
 
   void submit(const http::Request& request, const WriterPtr& writer);
   void submit(SubmitJob job, const WriterPtr& writer);
+  void refuse(const std::string& project,
+              const IdempotencyKey& asked,
+              const http::ApiError& error,
+              const WriterPtr& writer);
   // On the commit thread.
   void answer_submission(const Job& submitted, const Outcome& outcome, const WriterPtr& writer);
   void replay_submission(JobId id, const WriterPtr& writer);

@@ -30,10 +30,13 @@ struct NewBatch {
   std::string completion_window;
   std::string metadata;  // JSON
   int64_t total = 0;
+  int num_replicas = 1;        // that take its items: the job itself, and a `serve` job for each more
+  std::string replica_spec{};  // of those
 };
 
 // What became of an item, once and for all. failed_precondition: it is recorded already, the attempt is not
-// the job's current one, or the job is being finalized or has ended.
+// the current one of the replica that speaks, which is none of this batch's, or the job is being finalized or
+// has ended.
 struct RecordItem {
   JobId job = 0;
   int64_t attempt = 0;
@@ -41,6 +44,7 @@ struct RecordItem {
   std::string custom_id;
   bool completed = false;  // else failed
   std::string line;        // of the output or error file
+  JobId replica = 0;       // the job whose attempt it is, where that is not the batch's own
 };
 
 // An engine died with these items in flight. One attempt counts once for an item, however often it is told.
@@ -54,6 +58,7 @@ struct CountDeaths {
   int64_t attempt = 0;
   int max_deaths = 2;
   std::vector<Item> items;
+  JobId replica = 0;  // the job whose attempt it is, where that is not the batch's own
 };
 
 // The batch's files are written: they, the batch and, where `to` is given, the job change together.

@@ -32,6 +32,10 @@ class BatchStore {
   virtual Result<Batch> batch(JobId job) = 0;
   // Those whose files are still to be written, oldest first.
   virtual Result<std::vector<Batch>> open_batches() = 0;
+  // The jobs that take the batch's items besides its own, oldest first.
+  virtual Result<std::vector<Job>> replicas(JobId batch) = 0;
+  // The last attempt of a batch's job, or of a replica of one, in which an item was recorded; 0: none.
+  virtual Result<int64_t> progress_attempt(JobId job) = 0;
   // Records after number `after`, in the order of their numbers.
   virtual Result<std::vector<ItemRecord>> items(JobId job, int64_t after, int limit) = 0;
   // All of them, without their lines.

@@ -19,7 +19,8 @@ struct IdempotencyKey {
 };
 
 // A new job in state QUEUED. The same key and hash again: the job that was made then, `replayed`; the same
-// key with another hash: invalid_argument.
+// key with another hash: invalid_argument. Where more jobs of its project would wait than `max_queued` allows
+// nothing is made, and the outcome's id is 0.
 struct SubmitJob {
   std::string project;
   JobKind kind = JobKind::kServe;
@@ -29,6 +30,7 @@ struct SubmitJob {
   JobId retry_of = 0;
   IdempotencyKey idempotency{};
   std::optional<NewBatch> batch{};  // of a batch_inference job
+  int max_queued = 0;               // jobs of the project in state QUEUED; 0: any number
 };
 
 // The parts of an attempt that change; what is absent stays.
@@ -94,7 +96,7 @@ struct Command {
 };
 
 struct Written {
-  int64_t id = 0;       // of the job, or of the file
+  int64_t id = 0;       // of the job, or of the file; 0: see SubmitJob
   int64_t version = 0;  // of the job's row
   bool replayed = false;
 };

@@ -64,6 +64,8 @@ struct Job {
   int64_t version = 1;    // of this row; also the number of its last event
   int64_t attempt = 0;    // the current attempt, from 1; 0 before the first
   JobId retry_of = 0;     // the job that this one repeats
+  JobId replica_of =
+      0;  // the batch whose items it takes, besides that one's own replica; it follows that job
   int64_t created_us = 0;
   int64_t updated_us = 0;
   int64_t expires_us = 0;  // 0: never

@@ -290,7 +290,41 @@ CREATE INDEX jobs_by_end ON jobs (updated_us) WHERE state IN ('SUCCEEDED', 'FAIL
 CREATE INDEX idempotency_by_job ON idempotency (job);
 )sql";
 
-constexpr const char* kMigrations[] = {kJobs, kTurns, kBatches, kRetention};
+// Jobs that take items of a batch besides its own, and which of all an item died with last (0: its own).
+constexpr const char* kBatchReplicas = R"sql(
+CREATE TABLE batch_replicas (
+  job INTEGER PRIMARY KEY REFERENCES jobs (id) ON DELETE CASCADE,
+  batch INTEGER NOT NULL,
+  progress_attempt INTEGER NOT NULL DEFAULT 0,
+  epoch INTEGER NOT NULL
+);
+CREATE INDEX batch_replicas_by_batch ON batch_replicas (batch);
+ALTER TABLE batch_items ADD COLUMN death_replica INTEGER NOT NULL DEFAULT 0;
+
+CREATE TRIGGER batch_replicas_insert BEFORE INSERT ON batch_replicas BEGIN
+  SELECT CASE
+    WHEN NEW.epoch <> (SELECT epoch FROM writer) THEN RAISE(ABORT, 'fenced: another coordinator owns the store')
+    WHEN NOT EXISTS (SELECT 1 FROM jobs WHERE id = NEW.job AND kind = 'serve' AND version = 1)
+      OR NOT EXISTS (SELECT 1 FROM batches WHERE job = NEW.batch AND closed = 0)
+      THEN RAISE(ABORT, 'transition: a replica of a batch begins with its job')
+  END;
+END;
+CREATE TRIGGER batch_replicas_update BEFORE UPDATE ON batch_replicas BEGIN
+  SELECT CASE
+    WHEN NEW.epoch <> (SELECT epoch FROM writer) THEN RAISE(ABORT, 'fenced: another coordinator owns the store')
+    WHEN NEW.job <> OLD.job OR NEW.batch <> OLD.batch
+      THEN RAISE(ABORT, 'transition: what a replica of a batch is does not change')
+  END;
+END;
+)sql";
+
+// The project of what waits, where its turn is found: those over their quota are passed over.
+constexpr const char* kQuotas = R"sql(
+DROP INDEX jobs_by_turn;
+CREATE INDEX jobs_by_turn ON jobs (state, created_us - priority * 600000000, id, project);
+)sql";
+
+constexpr const char* kMigrations[] = {kJobs, kTurns, kBatches, kRetention, kBatchReplicas, kQuotas};
 
 }  // namespace
 

@@ -107,6 +107,22 @@ Result<std::vector<ItemRecord>> query_item_marks(Database& database, JobId job) 
   });
 }
 
+Result<int64_t> query_progress_attempt(Database& database, JobId job) {
+  Statement row = database.prepare(
+      "SELECT progress_attempt FROM batches WHERE job = ? UNION ALL "
+      "SELECT progress_attempt FROM batch_replicas WHERE job = ?");
+  ASSIGN_OR_RETURN(bool found, row.bind(job).bind(job).step());
+  return found ? row.integer(0) : 0;
+}
+
+Status insert_replica(Database& database, const Command& command, JobId job, JobId batch) {
+  return database.prepare("INSERT INTO batch_replicas (job, batch, epoch) VALUES (?, ?, ?)")
+      .bind(job)
+      .bind(batch)
+      .bind(command.epoch)
+      .run();
+}
+
 Status insert_batch(Database& database, const Command& command, JobId job, const NewBatch& batch) {
   ASSIGN_OR_RETURN(StoredFile input, query_file(database, batch.input_file));
   return database
@@ -149,7 +165,68 @@ Outcome carry_out(Database& database, const Command& command, const DeleteFile& 
   return Written{.id = file.id};
 }
 
-Status record_item(Database& database, const Command& command, const RecordItem& record) {
+namespace {
+
+// Items were settled, in an attempt of the batch's own replica (0) or of another one.
+Status count_progress(Database& database,
+                      const Command& command,
+                      JobId job,
+                      int64_t attempt,
+                      JobId replica,
+                      int64_t replica_attempt,
+                      const char* outcome,
+                      int64_t num_items) {
+  RETURN_IF_ERROR(
+      database
+          .prepare(
+              format("UPDATE batches SET {} = {} + ?, progress_attempt = max(progress_attempt, ?), epoch = ? "
+                     "WHERE job = ?",
+                     outcome,
+                     outcome))
+          .bind(num_items)
+          .bind(replica == 0 ? replica_attempt : attempt)
+          .bind(command.epoch)
+          .bind(job)
+          .run());
+  if (replica == 0) return ok_status();
+  return database
+      .prepare(
+          "UPDATE batch_replicas SET progress_attempt = max(progress_attempt, ?), epoch = ? WHERE job = ?")
+      .bind(replica_attempt)
+      .bind(command.epoch)
+      .bind(replica)
+      .run();
+}
+
+// One more death of the item, unless this very attempt was counted last.
+Status count_death(Database& database,
+                   const Command& command,
+                   const CountDeaths& deaths,
+                   const CountDeaths::Item& item,
+                   int64_t attempt) {
+  return database
+      .prepare(
+          "INSERT INTO batch_items (job, number, custom_id, deaths, death_replica, death_attempt, attempt, "
+          "at_us, epoch) VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET "
+          "deaths = deaths + 1, death_replica = excluded.death_replica, "
+          "death_attempt = excluded.death_attempt, "
+          "attempt = excluded.attempt, at_us = excluded.at_us, epoch = excluded.epoch "
+          "WHERE outcome = '' AND "
+          "(death_replica <> excluded.death_replica OR death_attempt < excluded.death_attempt)")
+      .bind(deaths.job)
+      .bind(item.number)
+      .bind(item.custom_id)
+      .bind(deaths.replica)
+      .bind(deaths.attempt)
+      .bind(attempt)
+      .bind(command.at_us)
+      .bind(command.epoch)
+      .run();
+}
+
+}  // namespace
+
+Status record_item(Database& database, const Command& command, const RecordItem& record, int64_t attempt) {
   const char* outcome = record.completed ? "completed" : "failed";
   RETURN_IF_ERROR(
       database
@@ -161,42 +238,18 @@ Status record_item(Database& database, const Command& command, const RecordItem&
           .bind(record.number)
           .bind(record.custom_id)
           .bind(outcome)
-          .bind(record.attempt)
+          .bind(attempt)
           .bind(record.line)
           .bind(command.at_us)
           .bind(command.epoch)
           .run());
-  return database
-      .prepare(
-          format("UPDATE batches SET {} = {} + 1, progress_attempt = max(progress_attempt, ?), epoch = ? "
-                 "WHERE job = ?",
-                 outcome,
-                 outcome))
-      .bind(record.attempt)
-      .bind(command.epoch)
-      .bind(record.job)
-      .run();
+  return count_progress(database, command, record.job, attempt, record.replica, record.attempt, outcome, 1);
 }
 
-Status count_deaths(Database& database, const Command& command, const CountDeaths& deaths) {
+Status count_deaths(Database& database, const Command& command, const CountDeaths& deaths, int64_t attempt) {
   int64_t num_quarantined = 0;
   for (const CountDeaths::Item& item : deaths.items) {
-    RETURN_IF_ERROR(
-        database
-            .prepare(
-                "INSERT INTO batch_items (job, number, custom_id, deaths, death_attempt, attempt, at_us, "
-                "epoch) VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (job, number) DO UPDATE SET "
-                "deaths = deaths + 1, death_attempt = excluded.death_attempt, "
-                "attempt = excluded.attempt, at_us = excluded.at_us, epoch = excluded.epoch "
-                "WHERE outcome = '' AND death_attempt < excluded.death_attempt")
-            .bind(deaths.job)
-            .bind(item.number)
-            .bind(item.custom_id)
-            .bind(deaths.attempt)
-            .bind(deaths.attempt)
-            .bind(command.at_us)
-            .bind(command.epoch)
-            .run());
+    RETURN_IF_ERROR(count_death(database, command, deaths, item, attempt));
     RETURN_IF_ERROR(database
                         .prepare("UPDATE batch_items SET outcome = 'failed', line = ?, at_us = ?, epoch = ? "
                                  "WHERE job = ? AND number = ? AND outcome = '' AND deaths >= ?")
@@ -210,15 +263,8 @@ Status count_deaths(Database& database, const Command& command, const CountDeath
     num_quarantined += database.num_changed();
   }
   if (num_quarantined == 0) return ok_status();
-  return database
-      .prepare(
-          "UPDATE batches SET failed = failed + ?, progress_attempt = max(progress_attempt, ?), epoch = ? "
-          "WHERE job = ?")
-      .bind(num_quarantined)
-      .bind(deaths.attempt)
-      .bind(command.epoch)
-      .bind(deaths.job)
-      .run();
+  return count_progress(
+      database, command, deaths.job, attempt, deaths.replica, deaths.attempt, "failed", num_quarantined);
 }
 
 Status close_batch(Database& database, const Command& command, const CloseBatch& close) {

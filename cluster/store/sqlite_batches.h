@@ -18,13 +18,17 @@ Result<std::vector<Batch>> query_open_batches(Database& database);
 Result<std::vector<ItemRecord>> query_items(Database& database, JobId job, int64_t after, int limit);
 Result<std::vector<ItemRecord>> query_item_marks(Database& database, JobId job);
 
+Result<int64_t> query_progress_attempt(Database& database, JobId job);
+
+// Says that the job just inserted takes items of the batch.
+Status insert_replica(Database& database, const Command& command, JobId job, JobId batch);
 // Beside the job that was just inserted.
 Status insert_batch(Database& database, const Command& command, JobId job, const NewBatch& batch);
 Outcome carry_out(Database& database, const Command& command, const AddFile& add);
 Outcome carry_out(Database& database, const Command& command, const DeleteFile& remove);
-// What the job allows is for the caller to check.
-Status record_item(Database& database, const Command& command, const RecordItem& record);
-Status count_deaths(Database& database, const Command& command, const CountDeaths& deaths);
+// What the job allows is for the caller to check. `attempt`: the batch's own, whoever speaks.
+Status record_item(Database& database, const Command& command, const RecordItem& record, int64_t attempt);
+Status count_deaths(Database& database, const Command& command, const CountDeaths& deaths, int64_t attempt);
 // After the job has ended.
 Status close_batch(Database& database, const Command& command, const CloseBatch& close);
 

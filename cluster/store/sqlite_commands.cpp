@@ -1,6 +1,7 @@
 #include "cluster/store/sqlite_commands.h"
 
 #include "cluster/store/sqlite_batches.h"
+#include "cluster/store/sqlite_queries.h"
 #include "src/base/format.h"
 
 namespace llm_dist::cluster {
@@ -50,31 +51,37 @@ Result<JobRow> find_expected(Database& database, JobId id, int64_t expected_vers
 Result<std::optional<Written>> find_answer(Database& database, const SubmitJob& submit) {
   const IdempotencyKey& asked = submit.idempotency;
   if (asked.key.empty()) return std::optional<Written>();
-  Statement row = database.prepare("SELECT body_hash, job FROM idempotency WHERE project = ? AND key = ?");
-  ASSIGN_OR_RETURN(bool found, row.bind(submit.project).bind(asked.key).step());
-  if (!found) return std::optional<Written>();
-  if (row.text(0) != asked.body_hash) {
+  ASSIGN_OR_RETURN(std::optional<GivenAnswer> given, query_answer(database, submit.project, asked.key));
+  if (!given) return std::optional<Written>();
+  if (given->body_hash != asked.body_hash) {
     return invalid_argument("the Idempotency-Key was used before, with another request");
   }
-  return std::optional<Written>(Written{.id = row.integer(1), .version = 1, .replayed = true});
+  return std::optional<Written>(Written{.id = given->job, .version = 1, .replayed = true});
 }
 
-Outcome carry_out(Database& database, const Command& command, const SubmitJob& submit) {
-  ASSIGN_OR_RETURN(std::optional<Written> answer, find_answer(database, submit));
-  if (answer) return *answer;
-  if (submit.retry_of != 0) {
-    ASSIGN_OR_RETURN(JobRow old, find_job(database, submit.retry_of));
-    if (!is_terminal(old.state)) {
-      return failed_precondition(format("{} has not ended: it is {}", job_name(submit.retry_of), old.state));
-    }
-  }
+// Whether the project may have it wait too. Never counts further than the limit.
+Result<bool> has_room_to_wait(Database& database, const SubmitJob& submit) {
+  if (submit.max_queued == 0) return true;
+  int more = submit.batch ? submit.batch->num_replicas : 1;
+  Statement row = database.prepare(
+      "SELECT count(*) FROM (SELECT 1 FROM jobs WHERE project = ? AND state = 'QUEUED' LIMIT ?)");
+  row.bind(submit.project).bind(submit.max_queued);
+  RETURN_IF_ERROR(row.step().status());
+  return row.integer(0) + more <= submit.max_queued;
+}
+
+Result<JobId> insert_job(Database& database,
+                         const Command& command,
+                         const SubmitJob& submit,
+                         JobKind kind,
+                         const std::string& spec) {
   RETURN_IF_ERROR(
       database
           .prepare("INSERT INTO jobs (project, kind, spec, priority, state, retry_of, created_us, "
                    "updated_us, expires_us, epoch) VALUES (?, ?, ?, ?, 'QUEUED', ?, ?, ?, ?, ?)")
           .bind(submit.project)
-          .bind(to_string(submit.kind))
-          .bind(submit.spec)
+          .bind(to_string(kind))
+          .bind(spec)
           .bind(submit.priority)
           .bind(submit.retry_of)
           .bind(command.at_us)
@@ -82,8 +89,34 @@ Outcome carry_out(Database& database, const Command& command, const SubmitJob& s
           .bind(submit.expires_us)
           .bind(command.epoch)
           .run());
-  JobId id = database.last_insert_id();
-  if (submit.batch) RETURN_IF_ERROR(insert_batch(database, command, id, *submit.batch));
+  return database.last_insert_id();
+}
+
+// What a batch has besides its job, other replicas among it.
+Status insert_batch_of(Database& database, const Command& command, const SubmitJob& submit, JobId job) {
+  const NewBatch& batch = *submit.batch;
+  RETURN_IF_ERROR(insert_batch(database, command, job, batch));
+  for (int i = 1; i < batch.num_replicas; ++i) {
+    ASSIGN_OR_RETURN(JobId replica,
+                     insert_job(database, command, submit, JobKind::kServe, batch.replica_spec));
+    RETURN_IF_ERROR(insert_replica(database, command, replica, job));
+  }
+  return ok_status();
+}
+
+Outcome carry_out(Database& database, const Command& command, const SubmitJob& submit) {
+  ASSIGN_OR_RETURN(std::optional<Written> answer, find_answer(database, submit));
+  if (answer) return *answer;
+  ASSIGN_OR_RETURN(bool has_room, has_room_to_wait(database, submit));
+  if (!has_room) return Written{};
+  if (submit.retry_of != 0) {
+    ASSIGN_OR_RETURN(JobRow old, find_job(database, submit.retry_of));
+    if (!is_terminal(old.state)) {
+      return failed_precondition(format("{} has not ended: it is {}", job_name(submit.retry_of), old.state));
+    }
+  }
+  ASSIGN_OR_RETURN(JobId id, insert_job(database, command, submit, submit.kind, submit.spec));
+  if (submit.batch) RETURN_IF_ERROR(insert_batch_of(database, command, submit, id));
   if (!submit.idempotency.key.empty()) {
     RETURN_IF_ERROR(database.prepare("INSERT INTO idempotency VALUES (?, ?, ?, ?, ?, ?)")
                         .bind(submit.project)
@@ -175,15 +208,30 @@ Outcome carry_out(Database& database, const Command& command, const ChangeAttemp
   return Written{.id = change.job, .version = row.version};
 }
 
+// failed_precondition: that job takes no items of this batch.
+Status check_replica(Database& database, JobId replica, JobId batch) {
+  Statement row = database.prepare("SELECT 1 FROM batch_replicas WHERE job = ? AND batch = ?");
+  ASSIGN_OR_RETURN(bool found, row.bind(replica).bind(batch).step());
+  if (found) return ok_status();
+  return failed_precondition(format("{} is no replica of {}", job_name(replica), batch_name(batch)));
+}
+
 Outcome carry_out(Database& database, const Command& command, const RecordItem& record) {
-  ASSIGN_OR_RETURN(JobRow row, find_expected(database, record.job, 0, record.attempt));
-  RETURN_IF_ERROR(record_item(database, command, record));
+  JobId replica = record.replica == 0 ? record.job : record.replica;
+  ASSIGN_OR_RETURN(JobRow speaker, find_expected(database, replica, 0, record.attempt));
+  JobRow row = speaker;
+  if (record.replica != 0) {
+    RETURN_IF_ERROR(check_replica(database, record.replica, record.job));
+    ASSIGN_OR_RETURN(row, find_job(database, record.job));
+  }
+  RETURN_IF_ERROR(record_item(database, command, record, row.attempt));
   return Written{.id = record.job, .version = row.version};
 }
 
 Outcome carry_out(Database& database, const Command& command, const CountDeaths& deaths) {
   ASSIGN_OR_RETURN(JobRow row, find_job(database, deaths.job));
-  RETURN_IF_ERROR(count_deaths(database, command, deaths));
+  if (deaths.replica != 0) RETURN_IF_ERROR(check_replica(database, deaths.replica, deaths.job));
+  RETURN_IF_ERROR(count_deaths(database, command, deaths, row.attempt));
   return Written{.id = deaths.job, .version = row.version};
 }
 

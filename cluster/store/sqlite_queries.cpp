@@ -7,8 +7,8 @@ namespace {
 
 const std::string kJobColumns =
     "id, project, kind, spec, priority, state, intent, reason, message, version, attempt, retry_of, "
-    "created_us, "
-    "updated_us, expires_us, epoch";
+    "created_us, updated_us, expires_us, epoch, "
+    "(SELECT batch FROM batch_replicas WHERE batch_replicas.job = jobs.id)";
 
 // The database's CHECK constraints allow no other word.
 template <typename T>
@@ -38,6 +38,7 @@ Job read_job(const Statement& row) {
           .version = row.integer(9),
           .attempt = row.integer(10),
           .retry_of = row.integer(11),
+          .replica_of = row.integer(16),
           .created_us = row.integer(12),
           .updated_us = row.integer(13),
           .expires_us = row.integer(14),
@@ -88,6 +89,14 @@ Result<std::vector<Job>> query_jobs(Database& database, const JobFilter& filter)
   return read_all<Job>(rows, read_job);
 }
 
+Result<std::vector<Job>> query_replicas(Database& database, JobId batch) {
+  Statement rows =
+      database.prepare("SELECT " + kJobColumns +
+                       " FROM jobs WHERE id IN (SELECT job FROM batch_replicas WHERE batch = ?) ORDER BY id");
+  rows.bind(batch);
+  return read_all<Job>(rows, read_job);
+}
+
 Result<std::vector<Event>> query_events(Database& database, JobId job, int64_t after, int limit) {
   Statement rows = database.prepare(
       "SELECT job, number, from_state, to_state, intent, reason, message, attempt, at_us, epoch FROM events "
@@ -132,12 +141,43 @@ Result<std::vector<Attempt>> query_attempts(Database& database, JobId job) {
 }
 
 // All jobs age alike, so that their order never changes and an index can hold it (jobs_by_turn).
-Result<std::vector<Job>> query_waiting(Database& database, int limit) {
-  Statement rows = database.prepare("SELECT " + kJobColumns +
-                                    " FROM jobs WHERE state = 'QUEUED' "
-                                    "ORDER BY created_us - priority * 600000000, id LIMIT ?");
-  rows.bind(limit);
+Result<std::vector<Job>> query_waiting(Database& database, const WaitingFilter& filter) {
+  std::string sql = "SELECT " + kJobColumns + " FROM jobs WHERE state = 'QUEUED'";
+  const char* separator = " AND project NOT IN (?";
+  for (size_t i = 0; i < filter.without_projects.size(); ++i) {
+    sql += separator;
+    separator = ", ?";
+  }
+  if (!filter.without_projects.empty()) sql += ")";
+  if (filter.without_replicas) sql += " AND NOT EXISTS (SELECT 1 FROM batch_replicas WHERE job = jobs.id)";
+  Statement rows = database.prepare(sql + " ORDER BY created_us - priority * 600000000, id LIMIT ?");
+  for (const std::string& project : filter.without_projects) rows.bind(project);
+  rows.bind(filter.limit);
   return read_all<Job>(rows, read_job);
+}
+
+Result<std::vector<ProjectUsage>> query_projects(Database& database) {
+  Statement rows = database.prepare(
+      "SELECT project, sum(queued), sum(slots IS NOT NULL AND NOT queued), sum(coalesce(slots, 0)) FROM ("
+      "SELECT project, state = 'QUEUED' AS queued, CASE WHEN state = 'QUEUED' THEN NULL ELSE "
+      "(SELECT slots FROM attempts WHERE job = jobs.id AND number = jobs.attempt) END AS slots FROM jobs "
+      "WHERE state IN ('QUEUED', 'STARTING', 'RUNNING', 'CANCELLING', 'FINALIZING')) "
+      "GROUP BY project ORDER BY project");
+  return read_all<ProjectUsage>(rows, [](const Statement& row) {
+    return ProjectUsage{.project = row.text(0),
+                        .num_queued = row.integer(1),
+                        .num_running = row.integer(2),
+                        .num_slots = row.integer(3)};
+  });
+}
+
+Result<std::optional<GivenAnswer>> query_answer(Database& database,
+                                                const std::string& project,
+                                                const std::string& key) {
+  Statement row = database.prepare("SELECT body_hash, job FROM idempotency WHERE project = ? AND key = ?");
+  ASSIGN_OR_RETURN(bool found, row.bind(project).bind(key).step());
+  if (!found) return std::optional<GivenAnswer>();
+  return std::optional<GivenAnswer>({.body_hash = row.text(0), .job = row.integer(1)});
 }
 
 // Without statistics the planner would read every job in these states.

@@ -56,8 +56,14 @@ class SqliteStore : public Store, private BatchStore {
   Result<JobCounts> counts() override {
     return read([](Database& database) { return query_counts(database); });
   }
-  Result<std::vector<Job>> waiting(int limit) override {
-    return read([&](Database& database) { return query_waiting(database, limit); });
+  Result<std::vector<Job>> waiting(const WaitingFilter& filter) override {
+    return read([&](Database& database) { return query_waiting(database, filter); });
+  }
+  Result<std::vector<ProjectUsage>> projects() override {
+    return read([](Database& database) { return query_projects(database); });
+  }
+  Result<std::optional<GivenAnswer>> answer_to(const std::string& project, const std::string& key) override {
+    return read([&](Database& database) { return query_answer(database, project, key); });
   }
   Result<std::vector<Job>> overdue(Overdue what, int64_t at_us, int limit) override {
     return read([&](Database& database) { return query_overdue(database, what, at_us, limit); });
@@ -78,6 +84,12 @@ class SqliteStore : public Store, private BatchStore {
   }
   Result<std::vector<Batch>> open_batches() override {
     return read([](Database& database) { return query_open_batches(database); });
+  }
+  Result<std::vector<Job>> replicas(JobId batch) override {
+    return read([&](Database& database) { return query_replicas(database, batch); });
+  }
+  Result<int64_t> progress_attempt(JobId job) override {
+    return read([&](Database& database) { return query_progress_attempt(database, job); });
   }
   Result<std::vector<ItemRecord>> items(JobId job, int64_t after, int limit) override {
     return read([&](Database& database) { return query_items(database, job, after, limit); });

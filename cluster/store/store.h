@@ -35,6 +35,26 @@ enum class Overdue : uint8_t {
   kEnded,    // jobs, with their batch closed, that ended before; those that did first come first
 };
 
+struct WaitingFilter {
+  std::vector<std::string> without_projects{};
+  bool without_replicas = false;  // that batches have more: see Job::replica_of
+  int limit = 20;
+};
+
+// The answer that a request with an Idempotency-Key was given.
+struct GivenAnswer {
+  std::string body_hash;
+  JobId job = 0;
+};
+
+// What a project has of what is limited.
+struct ProjectUsage {
+  std::string project;
+  int64_t num_queued = 0;
+  int64_t num_running = 0;  // jobs that hold slots
+  int64_t num_slots = 0;    // that they hold
+};
+
 struct JobCounts {
   std::array<int64_t, kNumJobStates> by_state{};
   int64_t of(JobState state) const { return by_state[static_cast<size_t>(state)]; }
@@ -64,7 +84,12 @@ class Store {
   virtual Result<JobCounts> counts() = 0;
   // QUEUED jobs in the order in which they should start: by priority, where ten minutes of waiting count as
   // much as one step of priority, so that nobody waits for ever.
-  virtual Result<std::vector<Job>> waiting(int limit) = 0;
+  virtual Result<std::vector<Job>> waiting(const WaitingFilter& filter) = 0;
+  // Those that have anything, by name.
+  virtual Result<std::vector<ProjectUsage>> projects() = 0;
+  // Nothing: no request of the project had this key.
+  virtual Result<std::optional<GivenAnswer>> answer_to(const std::string& project,
+                                                       const std::string& key) = 0;
   virtual Result<std::vector<Job>> overdue(Overdue what, int64_t at_us, int limit) = 0;
   // The same store, asked for files and batches.
   virtual BatchStore& batches() = 0;

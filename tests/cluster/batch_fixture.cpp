@@ -202,12 +202,15 @@ BatchFixture::Reply BatchFixture::upload(const std::string& content, const std::
   return send("POST", "/v1/files", body, {{"Content-Type", "multipart/form-data; boundary=b"}});
 }
 
-std::string BatchFixture::make_batch(const std::vector<std::string>& prompts, const std::string& window) {
+std::string BatchFixture::make_batch(const std::vector<std::string>& prompts,
+                                     const std::string& window,
+                                     int num_replicas) {
   std::string content;
   for (size_t i = 0; i < prompts.size(); ++i) content += item_line("id-" + std::to_string(i), prompts[i]);
   json request = {{"input_file_id", upload(content).body["id"]},
                   {"endpoint", "/v1/completions"},
-                  {"completion_window", window}};
+                  {"completion_window", window},
+                  {"replicas", num_replicas}};
   Reply made = send("POST", "/v1/batches", request.dump());
   EXPECT_EQ(made.status, 200) << made.text;
   return made.body.value("id", "");
@@ -218,10 +221,11 @@ void BatchFixture::tick() {
   const std::vector<Job> starting = store_->jobs({.states = {JobState::kStarting}}).value();
   for (const Job& each : starting) {
     Attempt attempt = store_->attempts(each.id).value().back();
-    ChangeJob registered{.job = each.id, .to = JobState::kRunning, .reason = "registered"};
-    registered.attempt_change =
-        AttemptChange{.state = AttemptState::kRunning, .endpoint = machine_.last().url()};
-    if (attempt.state == AttemptState::kStarting) {
+    if (attempt.state == AttemptState::kStarting && !attempt.handle.empty()) {
+      ChangeJob registered{
+          .job = each.id, .to = JobState::kRunning, .intent = each.intent, .reason = "registered"};
+      registered.attempt_change = AttemptChange{
+          .state = AttemptState::kRunning, .endpoint = machine_.replicas[std::stoul(attempt.handle)]->url()};
       ASSERT_TRUE(commit_->commit(system_time_us() + clock_offset_us_, registered).ok());
     }
   }

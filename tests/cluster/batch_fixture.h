@@ -100,7 +100,9 @@ class BatchFixture : public ::testing::Test {
              http::Headers headers = {});
   Reply upload(const std::string& content, const std::string& purpose = "batch");
   // A file of these prompts, as items "id-0", "id-1"…; the batch's id.
-  std::string make_batch(const std::vector<std::string>& prompts, const std::string& window = "24h");
+  std::string make_batch(const std::vector<std::string>& prompts,
+                         const std::string& window = "24h",
+                         int num_replicas = 1);
   nlohmann::json batch(const std::string& id) { return send("GET", "/v1/batches/" + id).body; }
   Job job(const std::string& batch_id) { return store_->job(parse_batch_name(batch_id).value()).value(); }
   // One look of supervisor and runner; replicas register.

@@ -167,6 +167,98 @@ TEST_P(BatchStoreTest, TwoDeathsQuarantineAnItem) {
   EXPECT_EQ(batches().items(id, 0, 1).value().at(0).line, "quarantined");
 }
 
+class ReplicasStoreTest : public BatchStoreTest {
+ protected:
+  // A batch with one replica more, both in their first attempt.
+  void SetUp() override {
+    BatchStoreTest::SetUp();
+    SubmitJob submit{.project = "p",
+                     .kind = JobKind::kBatchInference,
+                     .spec = R"({"model":"m","replicas":2})",
+                     .priority = 3,
+                     .expires_us = 99,
+                     .batch = NewBatch{add_file("in"), "24h", "null", 5, 2, R"({"model":"m"})"}};
+    batch_ = apply_one(*store_, submit).value().id;
+    replica_ = batches().replicas(batch_).value().at(0).id;
+    start(batch_);
+    start(replica_);
+  }
+  void again(JobId id) {
+    ASSERT_TRUE(apply_one(*store_, to_state(id, kRecovering)).ok());
+    start(id);
+  }
+  StatusCode record_from(JobId replica, int64_t attempt, int64_t number) {
+    RecordItem record{batch_, attempt, number, std::to_string(number), true, "line", replica};
+    return apply_one(*store_, record).status().code();
+  }
+  StatusCode death_on(JobId replica, int64_t attempt, int64_t number) {
+    CountDeaths deaths{batch_, attempt, 2, {{number, std::to_string(number), "quarantined"}}, replica};
+    return apply_one(*store_, deaths).status().code();
+  }
+
+  JobId batch_ = 0;
+  JobId replica_ = 0;
+};
+
+TEST_P(ReplicasStoreTest, AReplicaIsAJobThatTheBatchIsMadeWith) {
+  reopen();
+  Job job = store_->job(replica_).value();
+  EXPECT_EQ(job.replica_of, batch_);
+  EXPECT_EQ(job.kind, JobKind::kServe);
+  EXPECT_EQ(job.spec, R"({"model":"m"})");
+  EXPECT_EQ(job.project, "p");
+  EXPECT_EQ(job.priority, 3);
+  EXPECT_EQ(job.expires_us, 99);
+  EXPECT_EQ(store_->job(batch_).value().replica_of, 0);
+  EXPECT_EQ(batches().replicas(replica_).value().size(), 0u);
+  EXPECT_EQ(store_->events(replica_, 0, 1).value().at(0).to, kQueued);
+}
+
+TEST_P(ReplicasStoreTest, WhatSpeaksForAnotherAttemptOfItIsRefused) {
+  EXPECT_EQ(record_from(replica_, 1, 1), StatusCode::kOk);
+  EXPECT_EQ(record_from(replica_, 1, 1), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(record_from(0, 1, 1), StatusCode::kFailedPrecondition) << "once, whoever did it";
+  again(replica_);
+  EXPECT_EQ(record_from(replica_, 1, 2), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(record_from(replica_, 2, 2), StatusCode::kOk);
+  EXPECT_EQ(record_from(0, 2, 3), StatusCode::kFailedPrecondition) << "the batch's own is at its first";
+  EXPECT_EQ(record_from(0, 1, 3), StatusCode::kOk);
+  EXPECT_EQ(batch(batch_).completed, 3);
+  EXPECT_EQ(batches().progress_attempt(replica_).value(), 2);
+  EXPECT_EQ(batches().progress_attempt(batch_).value(), 1);
+  ASSERT_TRUE(apply_one(*store_, to_state(batch_, kFinalizing)).ok());
+  EXPECT_EQ(record_from(replica_, 2, 4), StatusCode::kFailedPrecondition);
+}
+
+TEST_P(ReplicasStoreTest, AnotherJobHasNoSay) {
+  JobId other =
+      apply_one(*store_, SubmitJob{.project = "p", .kind = JobKind::kServe, .spec = "{}"}).value().id;
+  start(other);
+  EXPECT_EQ(record_from(other, 1, 1), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(death_on(other, 1, 1), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(batches().item_marks(batch_).value().size(), 0u);
+}
+
+// Attempts are numbered by job: the first of one and the first of another are two deaths.
+TEST_P(ReplicasStoreTest, DeathsOfDifferentReplicasAreDifferentDeaths) {
+  EXPECT_EQ(death_on(replica_, 1, 1), StatusCode::kOk);
+  EXPECT_EQ(death_on(replica_, 1, 1), StatusCode::kOk) << "told twice, counted once";
+  EXPECT_EQ(batch(batch_).failed, 0);
+  EXPECT_EQ(batches().progress_attempt(replica_).value(), 0);
+  EXPECT_EQ(death_on(0, 1, 1), StatusCode::kOk);
+  EXPECT_EQ(batch(batch_).failed, 1);
+  EXPECT_EQ(death_on(0, 1, 2), StatusCode::kOk);
+  again(replica_);
+  EXPECT_EQ(death_on(replica_, 2, 2), StatusCode::kOk);
+  EXPECT_EQ(batch(batch_).failed, 2);
+  EXPECT_EQ(batches().progress_attempt(replica_).value(), 2) << "an item was settled";
+}
+
+INSTANTIATE_TEST_SUITE_P(Stores,
+                         ReplicasStoreTest,
+                         ::testing::ValuesIn(testing::every_store()),
+                         testing::name_of_store);
+
 TEST_P(BatchStoreTest, ClosingIsOneChange) {
   JobId id = running(2);
   FileId input = batch(id).input_file;

@@ -110,6 +110,7 @@ class OpenApiTest : public testing::BatchFixture {
   void run_batches();
   void refuse_batches();
   void register_replica();
+  void refuse_by_quota();
   void ask_coordinator();
   void expect_every_status_seen();
   void expect_every_field_seen();
@@ -270,7 +271,7 @@ void OpenApiTest::run_batches() {
     return prompt == "bad" ? testing::failure(400, "no") : testing::answer(prompt);
   });
   ask(200, "GET", "/v1/batches");  // none
-  std::string done = make_batch({"good", "bad"});
+  std::string done = make_batch({"good", "bad"}, "24h", 2);
   ask(409, "DELETE", "/v1/files/{id}", file_name(stored(done).input_file));
   ask(200, "GET", one, done);
   run_to_end(done);
@@ -330,6 +331,21 @@ void OpenApiTest::register_replica() {
   body["secret"] = "another";
   ask(403, "POST", path, "", "", body.dump());
   ask(400, "POST", path, "", "", "{}");
+}
+
+void OpenApiTest::refuse_by_quota() {
+  catalogue_ = Catalogue({{"m", {.path = "/m.gguf", .max_ranks = 4}}}, {{"small", {.max_queued_jobs = 1}}});
+  const std::string body = R"({"type":"serve","model":"m","project":"small"})";
+  std::string id = ask(201, "POST", "/v1/jobs", "", "", body).body["id"];
+  ask(429, "POST", "/v1/jobs", "", "", body);
+  ask(200, "POST", "/v1/jobs/{id}/cancel", id);
+  ask(201, "POST", "/v1/jobs/{id}/retry", id);
+  ask(429, "POST", "/v1/jobs/{id}/retry", id);
+  json batch = {{"input_file_id", upload(item_line("a", "p")).body["id"]},
+                {"endpoint", "/v1/completions"},
+                {"completion_window", "24h"},
+                {"project", "small"}};
+  ask(429, "POST", "/v1/batches", "", "", batch.dump());
 }
 
 // What needs a whole coordinator: what it says of itself, and what it refuses for want of a key or for size.
@@ -427,6 +443,7 @@ TEST_F(OpenApiTest, AnswersHaveTheDocumentedShape) {
   run_batches();
   refuse_batches();
   register_replica();
+  refuse_by_quota();
   ask_coordinator();
   expect_every_status_seen();
   expect_every_field_seen();

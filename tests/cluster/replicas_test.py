@@ -23,9 +23,10 @@ PATIENCE = 240
 
 
 class Cluster:
-    def __init__(self, folder, orphan_seconds=60):
+    def __init__(self, folder, orphan_seconds=60, slots=2):
         self.folder = pathlib.Path(folder)
         self.orphan_seconds = orphan_seconds
+        self.slots = slots
         self.port = free_port()
         self.process = None
         arguments = ["--max-model-len", "256", "--threads", "1", "--kv-cache-memory-bytes", "33554432"]
@@ -33,11 +34,12 @@ class Cluster:
         (self.folder / "models.json").write_text(json.dumps(catalogue))
 
     def start(self):
+        (self.folder / "tmp").mkdir(exist_ok=True)
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
-                 "--slots", "2", "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds)],
-                stdout=subprocess.DEVNULL, stderr=log)
+                 "--slots", str(self.slots), "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds)],
+                stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(self.folder / "tmp")})
         self.wait_for(lambda: self.call("GET", "/readyz") is not None, "the coordinator to start")
 
     def kill(self):

@@ -72,7 +72,11 @@ class ForwardingStore : public Store {
   }
   Result<std::vector<Attempt>> attempts(JobId job) override { return store_->attempts(job); }
   Result<JobCounts> counts() override { return store_->counts(); }
-  Result<std::vector<Job>> waiting(int limit) override { return store_->waiting(limit); }
+  Result<std::vector<Job>> waiting(const WaitingFilter& filter) override { return store_->waiting(filter); }
+  Result<std::vector<ProjectUsage>> projects() override { return store_->projects(); }
+  Result<std::optional<GivenAnswer>> answer_to(const std::string& project, const std::string& key) override {
+    return store_->answer_to(project, key);
+  }
   Result<std::vector<Job>> overdue(Overdue what, int64_t at_us, int limit) override {
     return store_->overdue(what, at_us, limit);
   }

@@ -1,8 +1,11 @@
 // What every store promises, whichever database stands below it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <set>
 #include <thread>
+#include <tuple>
 
 #include "cluster/store/location.h"
 #include "tests/cluster/store_fixture.h"
@@ -251,10 +254,78 @@ TEST_P(StoreTest, WaitingLongCountsAsMuchAsPriority) {
   submit_at(4, -1);
   submit_at(30, 2);
   std::vector<JobId> order;
-  for (const std::vector<Job> jobs = store_->waiting(10).value(); const Job& job : jobs)
+  for (const std::vector<Job> jobs = store_->waiting({.limit = 10}).value(); const Job& job : jobs)
     order.push_back(job.id);
   EXPECT_EQ(order, (std::vector<JobId>{2, 1, 3, 5, 4}));
-  EXPECT_EQ(store_->waiting(1).value().size(), 1u);
+  EXPECT_EQ(store_->waiting({.limit = 1}).value().size(), 1u);
+}
+
+// However priorities, times and projects are mixed: the order is that of waiting plus what priority is worth.
+TEST_P(StoreTest, TheOrderOfTurnsIsThatOfItsRule) {
+  std::mt19937 random(11);
+  std::vector<std::tuple<int64_t, JobId, std::string>> expected;
+  for (int i = 0; i < 60; ++i) {
+    SubmitJob job = a_job();
+    job.priority = static_cast<int>(random() % 7) - 3;
+    job.project = std::string(1, static_cast<char>('a' + random() % 3));
+    int64_t at_us = static_cast<int64_t>(random() % 60) * 60'000'000;
+    std::vector<Pending> batch = {testing::pending(*store_, job, -1, at_us)};
+    ASSERT_TRUE(store_->apply(batch).ok());
+    expected.emplace_back(at_us - job.priority * 600'000'000LL, batch[0].outcome.value().id, job.project);
+  }
+  std::sort(expected.begin(), expected.end());
+  auto order = [&](const WaitingFilter& filter) {
+    std::vector<JobId> ids;
+    for (const std::vector<Job> jobs = store_->waiting(filter).value(); const Job& job : jobs)
+      ids.push_back(job.id);
+    return ids;
+  };
+  auto expected_without = [&](const std::string& projects) {
+    std::vector<JobId> ids;
+    for (const auto& [turn, id, project] : expected) {
+      if (projects.find(project) == std::string::npos) ids.push_back(id);
+    }
+    return ids;
+  };
+  EXPECT_EQ(order({.limit = 100}), expected_without(""));
+  EXPECT_EQ(order({.without_projects = {"b"}, .limit = 100}), expected_without("b"));
+  EXPECT_EQ(order({.without_projects = {"a", "c"}, .limit = 100}), expected_without("ac"));
+}
+
+TEST_P(StoreTest, ProjectsAreCountedWithWhatTheyHold) {
+  auto submit_to = [&](const std::string& project) {
+    SubmitJob job = a_job();
+    job.project = project;
+    return apply_one(*store_, job).value().id;
+  };
+  JobId runs = submit_to("b");
+  submit_to("b");
+  JobId failed = submit_to("a");
+  ASSERT_TRUE(apply_one(*store_, StartAttempt{.job = runs, .launcher = "l", .slots = 3}).ok());
+  ASSERT_TRUE(apply_one(*store_, ChangeJob{.job = failed, .to = kFailed}).ok());
+  std::vector<ProjectUsage> usage = store_->projects().value();
+  ASSERT_EQ(usage.size(), 1u) << "a has nothing any more";
+  EXPECT_EQ(usage[0].project, "b");
+  EXPECT_EQ(usage[0].num_queued, 1);
+  EXPECT_EQ(usage[0].num_running, 1);
+  EXPECT_EQ(usage[0].num_slots, 3);
+}
+
+TEST_P(StoreTest, NoMoreJobsWaitThanMay) {
+  auto submit_up_to = [&](const std::string& key, int most) {
+    SubmitJob job = a_job(key);
+    job.max_queued = most;
+    return apply_one(*store_, job).value();
+  };
+  JobId first = submit_up_to("k", 2).id;
+  EXPECT_NE(submit_up_to("", 2).id, 0);
+  EXPECT_EQ(submit_up_to("l", 2).id, 0);
+  EXPECT_EQ(submit_up_to("k", 2).id, first) << "made already";
+  EXPECT_EQ(store_->answer_to("p", "k").value()->job, first);
+  EXPECT_FALSE(store_->answer_to("p", "l").value()) << "what was refused leaves no answer";
+  EXPECT_FALSE(store_->answer_to("q", "k").value());
+  EXPECT_EQ(store_->jobs({}).value().size(), 2u);
+  EXPECT_NE(submit_up_to("l", 3).id, 0);
 }
 
 TEST_P(StoreTest, OverdueIsWhatWaitsAndHasExpired) {

@@ -21,7 +21,9 @@ class CheckedStore : public testing::ForwardingStore {
   Result<Job> job(JobId id) override { return late(ForwardingStore::job(id)); }
   Result<std::vector<Job>> jobs(const JobFilter& filter) override;
   Result<std::vector<Attempt>> attempts(JobId job) override { return late(ForwardingStore::attempts(job)); }
-  Result<std::vector<Job>> waiting(int limit) override { return late(ForwardingStore::waiting(limit)); }
+  Result<std::vector<Job>> waiting(const WaitingFilter& filter) override {
+    return late(ForwardingStore::waiting(filter));
+  }
 
  private:
   template <typename T>

@@ -191,6 +191,7 @@ void Clients::submit_batch() {
                {"endpoint", "/v1/completions"},
                {"completion_window", fibers.chance(0.2) ? "20s" : "24h"},
                {"max_model_len", token}};
+  if (fibers.chance(0.4)) body["replicas"] = 1 + fibers.below(3);
   http::Request request{.method = "POST",
                         .path = "/v1/batches",
                         .headers = {{"Idempotency-Key", format("key-{}", token)}},

@@ -69,7 +69,8 @@ void Ledger::recorded(const RecordItem& record) {
   world_.note(
       "item {} of {} is recorded by attempt {}", record.number, batch_name(record.job), record.attempt);
   if (!record.completed) return;
-  const Machine::Process* process = machine_.find(record.job, record.attempt);
+  JobId replica = record.replica == 0 ? record.job : record.replica;
+  const Machine::Process* process = machine_.find(replica, record.attempt);
   // The prompt is the item's name.
   if (process == nullptr || !process->answered.contains(record.custom_id)) {
     world_.violate(format("{} has an answer that its engine never gave", record.custom_id));
@@ -99,6 +100,8 @@ void Ledger::check_new(const Job& job) {
     }
     return;
   }
+  // Made with its batch, which the request asked for.
+  if (job.replica_of != 0) return;
   auto [entry, is_new] = by_token_.emplace(token_of(job), job.id);
   if (is_new || removed_.contains(entry->second)) {
     entry->second = job.id;

@@ -160,7 +160,9 @@ void Simulation::begin_life() {
     if (world_.fault(0.05)) disk_.crash_after(1 + fibers_.below(20));
     Result<std::unique_ptr<CoordinatorLife>> life = CoordinatorLife::begin(place_);
     if (!life.ok()) {
-      world_.note("the coordinator does not start: {}", life.status().message());
+      const std::string why = format("the coordinator does not start: {}", life.status().message());
+      world_.note("{}", why);
+      if (life.status().code() == StatusCode::kDataLoss) world_.violate(why);
     } else {
       world_.note("a coordinator starts, epoch {}", life.value()->store().epoch());
       ledger_.check_all(life.value()->store());

@@ -1,0 +1,64 @@
+// What a project may have, and which of those that wait may start. Knows no store and no clock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace llm_dist::cluster {
+
+// 0: no limit.
+struct ProjectQuota {
+  int max_running_jobs = 0;  // that hold slots
+  int max_queued_jobs = 0;
+  int max_slots = 0;
+};
+
+// A job that waits for slots.
+struct Candidate {
+  std::string project;
+  int ranks = 1;
+  bool may_be_overtaken = false;  // a large job would otherwise wait for ever; see Job::replica_of
+};
+
+// What holds slots now, of the machine and by project.
+struct SlotUse {
+  struct Project {
+    int num_jobs = 0;
+    int num_slots = 0;
+  };
+  int num_slots = 0;  // of the machine
+  int num_used = 0;
+  std::map<std::string, Project> projects{};
+
+  void add(const std::string& project, int ranks);
+};
+
+enum class Verdict : uint8_t {
+  kStart,
+  kWaitForSlots,
+  kWaitForQuota,
+  kNever,  // it needs more slots than there are, or than its project may have
+};
+Verdict judge(const Candidate& candidate, const SlotUse& use, const ProjectQuota& quota);
+
+// Goes through candidates in the order of their turn. Who waits for slots holds up everybody behind, unless
+// it may be overtaken; who waits for its project's quota holds up its own project only.
+class Queue {
+ public:
+  explicit Queue(SlotUse use) : use_(std::move(use)) {}
+  // A candidate that starts is counted.
+  Verdict next(const Candidate& candidate, const ProjectQuota& quota);
+  bool is_held_up() const { return held_up_; }
+  const std::vector<std::string>& projects_held_up() const { return projects_held_up_; }
+  bool passed_over() const { return passed_over_; }  // one that may be overtaken
+
+ private:
+  SlotUse use_;
+  bool held_up_ = false;
+  bool passed_over_ = false;
+  std::vector<std::string> projects_held_up_;
+};
+
+}  // namespace llm_dist::cluster
