@@ -92,6 +92,7 @@ void BatchRun::add(const ReplicaAttempt& attempt, const std::string& url, const 
 
 std::vector<ReplicaAttempt> BatchRun::replicas() const {
   std::vector<ReplicaAttempt> attempts;
+  attempts.reserve(lanes_.size());
   for (const auto& [attempt, lane] : lanes_) attempts.push_back(attempt);
   return attempts;
 }
