@@ -11,7 +11,7 @@ namespace llm_dist::comm {
 // A wait looks at its peers this often between two looks at the host's word, which is far away: a look of ten
 // thousand threads at once can take 0.3 ms. It has to be far less often than that: ranks whose looks make
 // each other late would go on looking, call after call.
-constexpr uint32_t kPollsPerLook = 4096;
+constexpr uint32_t kPollsPerLook = 2048;
 
 struct FlatTensor {
   void* data = nullptr;
