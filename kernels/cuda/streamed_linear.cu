@@ -10,6 +10,7 @@
 // multiplies.
 #include <algorithm>
 
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
@@ -203,27 +204,6 @@ __device__ inline void multiply_f8(const Share& share,
     if (lane == 0) barrier_arrive(stages.empty + cursor.stage);
     cursor.advance();
   }
-}
-
-__device__ inline void meet_cluster() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;\n" ::
-          : "memory");
-}
-// What stands at this place of another block's shared memory.
-__device__ inline float2 load_from_block(const float2* mine, int block) {
-  float2 value;
-  asm volatile(
-      "{\n"
-      ".reg .u32 there;\n"
-      "mapa.shared::cluster.u32 there, %2, %3;\n"
-      "ld.shared::cluster.v2.f32 {%0, %1}, [there];\n"
-      "}\n"
-      : "=f"(value.x), "=f"(value.y)
-      : "r"(shared_address(mine)), "r"(block)
-      : "memory");
-  return value;
 }
 
 // y [token, row]

@@ -24,15 +24,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For ranks in a process of their own, where a GoogleTest assertion would not be seen.
-#define RANK_CHECK(condition)                                                          \
-  do {                                                                                 \
-    if (!(condition)) {                                                                \
-      std::fprintf(stderr, "rank %d line %d: %s\n", world.rank, __LINE__, #condition); \
-      return 1;                                                                        \
-    }                                                                                  \
-  } while (false)
-
 struct Transport {
   const char* name;
   TestWorld world;
@@ -54,9 +45,6 @@ class HostChannelTest : public testing::TestWithParam<Transport> {
   }
 };
 
-// Longer than any machine is busy with something else.
-Deadline soon() { return Deadline::after(60s); }
-
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -69,8 +57,6 @@ std::vector<std::byte> pattern(uint32_t index, size_t bytes) {
   for (auto& byte : message) byte = static_cast<std::byte>(random());
   return message;
 }
-
-std::vector<int> fine(int ranks) { return std::vector<int>(static_cast<size_t>(ranks), 0); }
 
 // Publishes messages of `sizes` on rank 0 and checks each on the others.
 int stream_messages(const HostWorld& world, HostChannelOptions options, const std::vector<size_t>& sizes) {

@@ -4,14 +4,25 @@
 
 #include <sys/types.h>
 
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/host/host_world.h"
+#include "src/base/clock.h"
 
 namespace llm_dist::comm {
+
+// For ranks in a process of their own, where a GoogleTest assertion would not be seen.
+#define RANK_CHECK(condition)                                                          \
+  do {                                                                                 \
+    if (!(condition)) {                                                                \
+      std::fprintf(stderr, "rank %d line %d: %s\n", world.rank, __LINE__, #condition); \
+      return 1;                                                                        \
+    }                                                                                  \
+  } while (false)
 
 // Where ranks exchange bytes during setup. Lives in an anonymous shared mapping, made before the fork.
 class GatherBoard {
@@ -55,5 +66,10 @@ int wait_rank(pid_t pid, double timeout_seconds = 120);
 HostWorld host_world(const TestWorld& test, GatherBoard& board, int rank);
 // Runs every rank to its end; their codes.
 std::vector<int> run_ranks(const TestWorld& test, const RankBody& body);
+// What they return when all is well.
+inline std::vector<int> fine(int ranks) { return std::vector<int>(static_cast<size_t>(ranks), 0); }
+
+// Longer than any machine is busy with something else.
+inline Deadline soon() { return Deadline::after_seconds(60); }
 
 }  // namespace llm_dist::comm

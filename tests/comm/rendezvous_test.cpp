@@ -17,20 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For ranks in a process of their own, where a GoogleTest assertion would not be seen.
-#define RANK_CHECK(condition)                                                          \
-  do {                                                                                 \
-    if (!(condition)) {                                                                \
-      std::fprintf(stderr, "rank %d line %d: %s\n", world.rank, __LINE__, #condition); \
-      return 1;                                                                        \
-    }                                                                                  \
-  } while (false)
-
-// Longer than any machine is busy with something else.
-Deadline soon() { return Deadline::after(60s); }
-
-std::vector<int> fine(int ranks) { return std::vector<int>(static_cast<size_t>(ranks), 0); }
-
 // Strangers hang on, hang up or bring a wrong secret while the ranks meet: none is let in, none is in the
 // way.
 TEST(RendezvousTest, StrangersAreRefusedAndDisturbNobody) {
