@@ -23,6 +23,7 @@ using OpParams = std::variant<std::monostate,
                               const AddRmsNormParams*,
                               const AddParams*,
                               const LinearParams*,
+                              const LinearSiluAndMulParams*,
                               const SiluAndMulParams*,
                               const RopeAppendParams*,
                               const AttentionPlanParams*,
@@ -40,6 +41,13 @@ struct OpCall {
   CallKind kind = CallKind::kOp;
   OpParams params;  // valid during before() and after()
 };
+
+// Of a linear layer; null where the op is none.
+inline const Weight* linear_weight(const OpParams& params) {
+  if (const auto* linear = std::get_if<const LinearParams*>(&params)) return &(*linear)->weight;
+  if (const auto* gated = std::get_if<const LinearSiluAndMulParams*>(&params)) return &(*gated)->weight;
+  return nullptr;
+}
 
 class OpObserver {
  public:

@@ -19,6 +19,7 @@ void issue(const Ops& ops, const RmsNormParams& p) { ops.rms_norm(p); }
 void issue(const Ops& ops, const AddRmsNormParams& p) { ops.add_rms_norm(p); }
 void issue(const Ops& ops, const AddParams& p) { ops.add(p); }
 void issue(const Ops& ops, const LinearParams& p) { ops.linear(p); }
+void issue(const Ops& ops, const LinearSiluAndMulParams& p) { ops.linear_silu_and_mul(p); }
 void issue(const Ops& ops, const SiluAndMulParams& p) { ops.silu_and_mul(p); }
 void issue(const Ops& ops, const RopeAppendParams& p) { ops.rope_append(p); }
 void issue(const Ops& ops, const AttentionPlanParams& p) { ops.attention_plan(p); }
@@ -32,8 +33,9 @@ void issue(const Ops& ops, const ArgmaxMergeParams& p) { ops.argmax_merge(p); }
 
 // Null where the op has no weight.
 Weight* weight_of(OpValues& call) {
-  auto* linear = std::get_if<LinearParams>(&call);
-  return linear != nullptr ? &linear->weight : nullptr;
+  if (auto* linear = std::get_if<LinearParams>(&call)) return &linear->weight;
+  if (auto* gated = std::get_if<LinearSiluAndMulParams>(&call)) return &gated->weight;
+  return nullptr;
 }
 
 OpValues value_of(const OpParams& params) {
@@ -49,9 +51,9 @@ OpValues value_of(const OpParams& params) {
 }
 
 std::string label_of(const OpCall& call) {
-  const auto* linear = std::get_if<const LinearParams*>(&call.params);
-  if (linear == nullptr) return call.name;
-  return format("{} {}x{}", call.name, (*linear)->weight.n, (*linear)->weight.k);
+  const Weight* weight = linear_weight(call.params);
+  if (weight == nullptr) return call.name;
+  return format("{} {}x{}", call.name, weight->n, weight->k);
 }
 
 // The calls of a case with as many weights as its footprint asks for. Owns the copies.

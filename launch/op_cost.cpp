@@ -24,6 +24,9 @@ OpCost cost(const LinearParams& p) {
   return {.bytes = bytes_of(p.x) + static_cast<double>(p.weight.bytes()) + bytes_of(p.bias) + bytes_of(p.out),
           .flops = 2 * products};
 }
+OpCost cost(const LinearSiluAndMulParams& p) {
+  return cost(LinearParams{.x = p.x, .weight = p.weight, .bias = p.bias, .out = p.out});
+}
 OpCost cost(const SiluAndMulParams& p) { return {.bytes = bytes_of(p.gate_up) + bytes_of(p.out)}; }
 // Q and K are read and written, V is read; K and V go to the cache.
 OpCost cost(const RopeAppendParams& p) {

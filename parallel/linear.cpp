@@ -32,6 +32,26 @@ Tensor ColumnParallelLinear::forward(const Tensor& x, const StepView& step) cons
   return out;
 }
 
+GatedColumnParallelLinear::GatedColumnParallelLinear(
+    const Context& context, const ColumnPart& gate, const ColumnPart& up, int64_t input_size, bool bias)
+    : merged_(context, "gate_up", {gate, up}, input_size, bias),
+      output_size_(gate.rows.count),
+      output_(context.arena->declare("activated", RowKind::kTokens, output_size_, context.dtype)) {
+  CHECK_EQ(gate.rows.count, up.rows.count);
+}
+
+Tensor GatedColumnParallelLinear::forward(const Tensor& x, const StepView& step) const {
+  const Context& context = merged_.context_;
+  Tensor out = context.arena->get(output_, step.num_tokens, output_size_);
+  context.ops->linear_silu_and_mul(
+      {.x = merged_.region_.gather_to_whole(x, step),
+       .weight = merged_.weight_,
+       .bias = merged_.bias_,
+       .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
+       .out = out});
+  return out;
+}
+
 RowParallelLinear::RowParallelLinear(
     const Context& context, const std::string& name, Range input, int64_t output_size, bool bias)
     : context_(context), region_(context, output_size), output_size_(output_size) {

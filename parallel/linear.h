@@ -30,12 +30,28 @@ class ColumnParallelLinear {
   int64_t output_size() const { return output_size_; }
 
  private:
+  friend class GatedColumnParallelLinear;  // another op over the same weights
   Context context_;
   SequenceRegion region_;
   int64_t output_size_ = 0;
   Arena::Id output_ = -1;
   Weight weight_;
   Tensor bias_;
+};
+
+// The gate-up projection with its activation: y[local features] = silu(x · Gᵀ) · (x · Uᵀ).
+class GatedColumnParallelLinear {
+ public:
+  // gate, up: rows of two checkpoint matrices, as many of each.
+  GatedColumnParallelLinear(
+      const Context& context, const ColumnPart& gate, const ColumnPart& up, int64_t input_size, bool bias);
+  // x: local [local_tokens, input_size] → whole [num_tokens, local features].
+  Tensor forward(const Tensor& x, const StepView& step) const;
+
+ private:
+  ColumnParallelLinear merged_;
+  int64_t output_size_;
+  Arena::Id output_;
 };
 
 // y = Σ over ranks of x[local features] · W[:, local]ᵀ.

@@ -3,6 +3,7 @@
 #include "kernels/cpu/linear_dense.h"
 #include "kernels/cpu/linear_f8.h"
 #include "kernels/cpu/linear_quantized.h"
+#include "kernels/cpu/ops.h"
 #include "src/device/cpu/cpu_stream.h"
 
 namespace llm_dist::kernels {
@@ -55,6 +56,13 @@ void linear_cpu(OpState& state, device::Stream& stream, const LinearParams& para
     Status status = run_dense_linear(cpu, params);
     if (!status.ok()) queue.fail(std::move(status));
   });
+}
+
+// As two ops: the products are still in cache when they are activated.
+void linear_silu_and_mul_cpu(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params) {
+  linear_cpu(
+      state, stream, {.x = params.x, .weight = params.weight, .bias = params.bias, .out = params.gate_up});
+  silu_and_mul_cpu(state, stream, {.gate_up = params.gate_up, .out = params.out});
 }
 
 Status prepare_weight_cpu(OpState& state, device::Stream& stream, Weight& weight) {

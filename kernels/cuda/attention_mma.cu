@@ -277,9 +277,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   constexpr int kPieces = kHeadDim / 8;
   __shared__ float merged[kWarps][kRows][kWidth];
   __shared__ int arrived;
-  let_next_start();
-  // The plan, the block table and what earlier steps left in the cache were there before rope_append, the
-  // kernel in front, let this one start (rope_append.cu).
+  // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
+  // beginning of the step that wait for all in front of them: they are there before any wait of this one.
   const DecodeItem item = args.plan.decode[blockIdx.x];
   if (item.sequence < 0) return wait_for_previous();
   const int kv_head = static_cast<int>(blockIdx.y);
@@ -292,6 +291,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   const int first = item.begin + warp * kKeys;
   const bool older = first + kKeys <= item.context - item.num_queries;
   if (older && first < item.end) softmax.load_round(pages, first);
+  // The weights that the next kernel asks for queue up behind these keys.
+  let_next_start();
   wait_for_previous();
   softmax.start(args, queries, rows, kv_head, 0);
   if (!older && first < item.end) softmax.load_round(pages, first);

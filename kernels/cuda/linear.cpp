@@ -1,5 +1,7 @@
 #include "kernels/linear.h"
 
+#include <utility>
+
 #include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
@@ -11,7 +13,10 @@ namespace {
 // The largest power of two up to 256 that divides every operand's address.
 int common_alignment(const MatmulOperands& operands) {
   uintptr_t bits = 256;
-  for (const void* data : {operands.x, operands.w, static_cast<const void*>(operands.y)}) {
+  for (const void* data : {operands.x,
+                           operands.w,
+                           static_cast<const void*>(operands.y),
+                           static_cast<const void*>(operands.product)}) {
     bits |= reinterpret_cast<uintptr_t>(data);
   }
   return static_cast<int>(bits & (~bits + 1));
@@ -44,32 +49,65 @@ void check_linear(const LinearParams& params) {
         params.bias.to_string());
 }
 
+MatmulOperands operands_of(const LinearParams& params) {
+  return {.x = params.x.data,
+          .w = params.weight.parts[0].data,
+          .bias = params.bias.data,
+          .w_scales = static_cast<const float*>(params.weight.parts[1].data),
+          .y = params.out.data};
+}
+
+MatmulShape shape_of(const LinearParams& params, const MatmulOperands& operands) {
+  return {.m = params.x.dim(0),
+          .n = params.weight.n,
+          .k = params.weight.k,
+          .x_stride = params.x.stride(0),
+          .y_stride = params.out.stride(0),
+          .in = params.x.dtype,
+          .out = params.out.dtype,
+          .has_bias = static_cast<bool>(params.bias),
+          .f8_weight = params.weight.scheme == WeightScheme::kF8E4M3,
+          .alignment = common_alignment(operands)};
+}
+
+void run(CudaOpState& state,
+         const MatmulShape& shape,
+         const MatmulOperands& operands,
+         device::CudaStream& stream) {
+  if (state.options().linear != LinearKernels::kLibrary && shape.m == 1 && takes_skinny_linear(shape))
+    return stream.check(launch_skinny_linear(shape, operands, stream.handle()), "linear");
+  state.matmul().run(shape, operands, stream);
+}
+
 }  // namespace
 
 void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& params) {
   check_linear(params);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.out.numel() == 0 || !cuda.enter()) return;
-  const MatmulOperands operands{.x = params.x.data,
-                                .w = params.weight.parts[0].data,
-                                .bias = params.bias.data,
-                                .w_scales = static_cast<const float*>(params.weight.parts[1].data),
-                                .y = params.out.data};
-  const MatmulShape shape{.m = params.x.dim(0),
-                          .n = params.weight.n,
-                          .k = params.weight.k,
-                          .x_stride = params.x.stride(0),
-                          .y_stride = params.out.stride(0),
-                          .in = params.x.dtype,
-                          .out = params.out.dtype,
-                          .has_bias = static_cast<bool>(params.bias),
-                          .f8_weight = params.weight.scheme == WeightScheme::kF8E4M3,
-                          .alignment = common_alignment(operands)};
-  CudaOpState& mine = as_cuda_state(state);
-  if (mine.options().linear != LinearKernels::kLibrary && shape.m == 1 && takes_skinny_linear(shape)) {
-    return cuda.check(launch_skinny_linear(shape, operands, cuda.handle()), "linear");
-  }
-  mine.matmul().run(shape, operands, cuda);
+  const MatmulOperands operands = operands_of(params);
+  run(as_cuda_state(state), shape_of(params, operands), operands, cuda);
+}
+
+void linear_silu_and_mul_cuda(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params) {
+  const Tensor& out = params.out;
+  const LinearParams product{
+      .x = params.x, .weight = params.weight, .bias = params.bias, .out = params.gate_up};
+  check_linear(product);
+  check_rows(out);
+  CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == out.dtype &&
+            out.dim(0) == params.x.dim(0) && 2 * out.dim(1) == params.weight.n,
+        "{} to {}",
+        params.gate_up.to_string(),
+        out.to_string());
+  device::CudaStream& cuda = device::as_cuda(stream);
+  if (out.numel() == 0 || !cuda.enter()) return;
+  MatmulOperands operands = operands_of(product);
+  operands.product = std::exchange(operands.y, out.data);
+  MatmulShape shape = shape_of(product, operands);
+  shape.gated = true;
+  shape.y_stride = out.stride(0);
+  run(as_cuda_state(state), shape, operands, cuda);
 }
 
 }  // namespace llm_dist::kernels

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cuda/quantize_rows.h"
+#include "kernels/cuda/silu_and_mul.h"
 #include "kernels/cuda/skinny_linear.h"
 #include "src/base/log.h"
 #include "src/device/cuda/cuda_error.h"
@@ -136,7 +137,7 @@ Status Matmul::Plan::describe(const MatmulShape& shape) {
   const DType in = shape.f8_weight ? DType::kF8E4M3 : shape.in;
   RETURN_IF_ERROR(layout(&w, in, shape.k, shape.n, shape.k));
   RETURN_IF_ERROR(layout(&x, in, shape.k, shape.m, shape.f8_weight ? shape.k : shape.x_stride));
-  return layout(&y, shape.out, shape.n, shape.m, shape.y_stride);
+  return layout(&y, shape.out, shape.n, shape.m, shape.gated ? shape.n : shape.y_stride);
 }
 
 Status Matmul::Plan::point_to(const MatmulShape& shape,
@@ -238,13 +239,38 @@ Status Matmul::issue(const Plan& plan,
                      const Candidate& candidate,
                      const MatmulOperands& operands,
                      device::CudaStream& stream) const {
+  const bool by_rows = candidate.parts == kByRows;
+  if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
+    return issue_then_gate(plan, shape, candidate, operands, stream);
   if (candidate.parts > 0) {
     return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, stream.handle()),
                                "streamed linear");
   }
-  if (candidate.parts == kByRows)
+  if (by_rows)
     return device::cuda_status(launch_skinny_linear(shape, operands, stream.handle()), "linear by rows");
   return issue_library(plan, shape, candidate, operands, stream);
+}
+
+// By a kernel that knows no gates.
+Status Matmul::issue_then_gate(const Plan& plan,
+                               const MatmulShape& shape,
+                               const Candidate& candidate,
+                               const MatmulOperands& operands,
+                               device::CudaStream& stream) const {
+  MatmulShape product = shape;
+  product.gated = false;
+  product.y_stride = shape.n;
+  MatmulOperands to_product = operands;
+  to_product.y = operands.product;
+  RETURN_IF_ERROR(issue(plan, product, candidate, to_product, stream));
+  const GatedRows rows{.dtype = shape.out,
+                       .gate_up = operands.product,
+                       .gate_up_stride = shape.n,
+                       .out = operands.y,
+                       .out_stride = shape.y_stride,
+                       .rows = shape.m,
+                       .width = shape.columns()};
+  return device::cuda_status(launch_silu_and_mul(rows, stream.handle()), "silu_and_mul");
 }
 
 Status Matmul::issue_library(const Plan& plan,

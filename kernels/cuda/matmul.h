@@ -1,5 +1,6 @@
-// Matmul: y = x · Wᵀ (+ bias) by cuBLASLt or by a kernel of ours for few rows of x. Which kernel: the fastest
-// of those tried where tuning is on or was on in an earlier run, otherwise the first guess.
+// Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours for few rows of x. Which
+// kernel: the fastest of those tried where tuning is on or was on in an earlier run, otherwise the first
+// guess.
 //
 // Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; where it has no such
 // kernel, x stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
@@ -66,6 +67,11 @@ class Matmul {
   bool take_known(Plan& plan, const MatmulShape& shape) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
   std::vector<Candidate> f8_candidates(const Plan& plan, const MatmulShape& shape, int most) const;
+  Status issue_then_gate(const Plan& plan,
+                         const MatmulShape& shape,
+                         const Candidate& candidate,
+                         const MatmulOperands& operands,
+                         device::CudaStream& stream) const;
   Status issue_library(const Plan& plan,
                        const MatmulShape& shape,
                        const Candidate& candidate,

@@ -11,7 +11,7 @@
 namespace llm_dist::kernels {
 namespace {
 
-constexpr const char* kHeader = "llm-dist matmul choices 2";
+constexpr const char* kHeader = "llm-dist matmul choices 3";
 constexpr const char* kFooter = "end";
 
 // FNV-1a: names the file; the environment itself stands inside.
@@ -26,7 +26,7 @@ std::string file_name(const std::string& environment) {
 void write_line(std::ostream& out, const MatmulShape& shape, const MatmulChoices::Algorithm& algorithm) {
   out << std::dec << shape.m << ' ' << shape.n << ' ' << shape.k << ' ' << shape.x_stride << ' '
       << shape.y_stride << ' ' << static_cast<int>(shape.in) << ' ' << static_cast<int>(shape.out) << ' '
-      << shape.has_bias << ' ' << shape.f8_weight << ' ' << shape.alignment << std::hex;
+      << shape.has_bias << ' ' << shape.f8_weight << ' ' << shape.gated << ' ' << shape.alignment << std::hex;
   for (uint64_t word : algorithm) out << ' ' << word;
   out << '\n';
 }
@@ -36,7 +36,7 @@ bool read_line(const std::string& line, MatmulShape& shape, MatmulChoices::Algor
   int dtype_in = 0;
   int dtype_out = 0;
   in >> shape.m >> shape.n >> shape.k >> shape.x_stride >> shape.y_stride >> dtype_in >> dtype_out >>
-      shape.has_bias >> shape.f8_weight >> shape.alignment >> std::hex;
+      shape.has_bias >> shape.f8_weight >> shape.gated >> shape.alignment >> std::hex;
   for (uint64_t& word : algorithm) in >> word;
   shape.in = static_cast<DType>(dtype_in);
   shape.out = static_cast<DType>(dtype_out);

@@ -8,7 +8,7 @@
 
 namespace llm_dist::kernels {
 
-// y [m, n] = x [m, k] · Wᵀ, W [n, k]
+// y [m, n] = x [m, k] · Wᵀ, W [n, k]; gated: y [m, n / 2] = silu(the first half of that's columns) · the rest
 struct MatmulShape {
   int64_t m = 0;  // rows of x and y
   int64_t n = 0;  // rows of W
@@ -19,7 +19,10 @@ struct MatmulShape {
   DType out = DType::kBF16;  // of y
   bool has_bias = false;
   bool f8_weight = false;  // W is f8_e4m3 with a scale a row
-  int alignment = 16;      // bytes that every operand's address is a multiple of
+  bool gated = false;
+  int alignment = 16;  // bytes that every operand's address is a multiple of
+
+  int64_t columns() const { return gated ? n / 2 : n; }  // of y
 
   auto operator<=>(const MatmulShape&) const = default;
 };
@@ -30,6 +33,7 @@ struct MatmulOperands {
   const void* bias = nullptr;
   const float* w_scales = nullptr;  // [n], of f8_e4m3
   void* y = nullptr;
+  void* product = nullptr;  // of a gated one, [m, n]: memory for x · Wᵀ where it comes before the gate
 };
 
 }  // namespace llm_dist::kernels

@@ -85,10 +85,8 @@ __global__ void __launch_bounds__(kVectorThreads)
     load_vec<kVecWidth>(cos_sin, cosine);
     load_vec<kVecWidth>(cos_sin + half, sine);
   }
-  // The attention behind this kernel reads the step's plan and older keys before it waits: they are there
-  // once this wait is over.
+  let_next_start();  // attention has older keys to fetch meanwhile
   wait_for_previous();
-  let_next_start();
   if (slot < 0 || kv_head >= 2 * tokens.num_kv_heads) return;
   T* x = qkv.row(token) + head * shape.head_dim + i;
   float a[kVecWidth];

@@ -1,10 +1,12 @@
-// A warp has one or two rows of W and walks along k with eight 16-byte loads of them in flight; x comes from
-// cache. The first loads of W do not wait for x, whose kernel may still run.
+// A warp has one or two rows of W and walks along k with eight 16-byte loads of them in flight, each replaced
+// as soon as it has been multiplied; x comes from cache. The first loads of W do not wait for x, whose kernel
+// may still run.
 // Sums are taken in float, in an order that depends on k alone; scales of rows multiply them at the end.
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/skinny_linear.h"
@@ -14,11 +16,10 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kLoads = 8;            // of W in flight
-constexpr int64_t kManyRows = 8192;  // of W; below, warps of one row each keep the device busier
+constexpr int kLoads = 8;  // of W in flight
 
 struct SkinnyArgs {
-  int64_t n;
+  int64_t n;  // columns of y
   int64_t k;
   int64_t x_stride;
   int64_t y_stride;
@@ -30,6 +31,9 @@ constexpr int kLoadWidth = 16 / sizeof(W);
 // Of a processor: as many registers a thread as its conversions take.
 template <typename W>
 constexpr int kBlocks = sizeof(W) == 1 ? 7 : 8;
+// Above, a warp has two columns of y: one each would be more warps than fit an H100 or H200 at once.
+template <typename W>
+constexpr int64_t kManyColumns = int64_t{132} * kBlocks<W> * kWarps;
 // What a warp loads at once.
 template <typename W>
 constexpr int kStep = kWarpSize * kLoadWidth<W>;
@@ -78,69 +82,70 @@ __device__ inline void add_products(float (&sums)[kRowsW], const uint4 (&w)[kRow
   }
 }
 
-// `left`: elements from this lane's first one to the row's end; what lies behind is not loaded.
-template <typename W, int kAhead, int kRowsW>
-__device__ inline void load_ahead(uint4 (&loaded)[kAhead][kRowsW],
-                                  const W* const (&rows)[kRowsW],
-                                  int64_t at,
-                                  int64_t left) {
+// This lane's load of each row, `at` elements behind its first one, unless the row ends before.
+template <typename W, int kRowsW>
+__device__ inline void load_rows(uint4 (&loaded)[kRowsW], const W* const (&rows)[kRowsW], int at, int mine) {
+  if (at >= mine) return;
 #pragma unroll
-  for (int a = 0; a < kAhead; ++a) {
-    if (a * kStep<W> >= left) continue;
-#pragma unroll
-    for (int r = 0; r < kRowsW; ++r) loaded[a][r] = load_streaming(rows[r] + at + a * kStep<W>);
-  }
+  for (int r = 0; r < kRowsW; ++r) loaded[r] = load_streaming(rows[r] + at);
 }
 
 // x is not __restrict__: its loads must stay behind the wait.
-template <typename T, typename W, typename Out, int kRowsW>
+// Gated: a warp has, of each of its columns, row i for the gate and row n + i for what it lets through.
+template <typename T, typename W, typename Out, int kColumns, bool kGated>
 __global__ void __launch_bounds__(kThreads, kBlocks<W>)
     skinny_linear(SkinnyArgs args, const T* x, const W* w, const float* w_scales, const T* bias, Out* y) {
+  constexpr int kRowsW = kGated ? 2 * kColumns : kColumns;
   constexpr int kAhead = kLoads / kRowsW;
-  constexpr int64_t kRound = kAhead * kStep<W>;
+  constexpr int kRound = kAhead * kStep<W>;
+  const int k = static_cast<int>(args.k);
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
-  const int64_t first = warp * kRowsW;
+  const int64_t first = warp * kColumns;
+  // Columns that are not there are read as the last one.
+  auto row_of = [&](int r) {
+    const int64_t column = first + r % kColumns;
+    return (column < args.n ? column : args.n - 1) + r / kColumns * args.n;
+  };
   const W* rows[kRowsW];
 #pragma unroll
-  for (int r = 0; r < kRowsW; ++r) {
-    const int64_t row = first + r < args.n ? first + r : args.n - 1;
-    rows[r] = w + row * args.k + lane * kLoadWidth<W>;
-  }
+  for (int r = 0; r < kRowsW; ++r) rows[r] = w + row_of(r) * args.k + lane * kLoadWidth<W>;
   uint4 loaded[kAhead][kRowsW];
-  if (kRound <= args.k) load_ahead<W>(loaded, rows, 0, kRound);
+  const int mine = k - lane * kLoadWidth<W>;  // elements of a row from this lane's first on
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) load_rows<W>(loaded[a], rows, a * kStep<W>, mine);
   let_next_start();
   wait_for_previous();
   if (first >= args.n) return;
 
   const T* x_at = x + blockIdx.y * args.x_stride + lane * kLoadWidth<W>;
   float sums[kRowsW] = {};
-  int64_t at = 0;
+  // What has been multiplied makes room for what comes a round later.
+  int at = 0;
 #pragma unroll 1
-  while (at + kRound <= args.k) {
+  for (; at + kRound <= k; at += kRound) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
       add_products<W>(sums, loaded[a], x_at + at + a * kStep<W>);
+      load_rows<W>(loaded[a], rows, at + kRound + a * kStep<W>, mine);
     }
-    at += kRound;
-    if (at + kRound <= args.k) load_ahead<W>(loaded, rows, at, kRound);
   }
-  const int64_t left = args.k - at - lane * kLoadWidth<W>;
-  if (left > 0) {
-    load_ahead<W>(loaded, rows, at, left);
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      if (a * kStep<W> < left) add_products<W>(sums, loaded[a], x_at + at + a * kStep<W>);
-    }
+  for (int a = 0; a < kAhead; ++a) {
+    if (at + a * kStep<W> < mine) add_products<W>(sums, loaded[a], x_at + at + a * kStep<W>);
   }
 #pragma unroll
   for (int r = 0; r < kRowsW; ++r) {
-    float sum = warp_reduce(sums[r], AddOp());
-    const int64_t row = first + r;
-    if (lane != 0 || row >= args.n) continue;
-    if (w_scales != nullptr) sum *= w_scales[row];
-    const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
-    y[blockIdx.y * args.y_stride + row] = from_float_dev<Out>(sum + offset);
+    sums[r] = warp_reduce(sums[r], AddOp());
+    if (w_scales != nullptr) sums[r] *= w_scales[row_of(r)];
+    if (bias != nullptr) sums[r] += to_float_dev(bias[row_of(r)]);
+  }
+  if (lane != 0) return;
+  Out* to = y + blockIdx.y * args.y_stride + first;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (first + c >= args.n) return;
+    to[c] = from_float_dev<Out>(kGated ? silu(sums[c]) * sums[kRowsW - kColumns + c] : sums[c]);
   }
 }
 
@@ -164,12 +169,13 @@ __global__ void __launch_bounds__(kThreads) scattered_f8_linear(
 
 template <typename T, typename W, typename Out>
 void launch(void (*kernel)(SkinnyArgs, const T*, const W*, const float*, const T*, Out*),
-            int rows_of_warp,
+            int columns_of_warp,
             const MatmulShape& shape,
             const MatmulOperands& operands,
             cudaStream_t stream) {
-  const SkinnyArgs args{.n = shape.n, .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
-  const dim3 blocks(static_cast<unsigned>(ceil_div(shape.n, int64_t{kWarps} * rows_of_warp)),
+  const SkinnyArgs args{
+      .n = shape.columns(), .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
+  const dim3 blocks(static_cast<unsigned>(ceil_div(args.n, int64_t{kWarps} * columns_of_warp)),
                     static_cast<unsigned>(shape.m));
   launch_overlapped(kernel,
                     blocks,
@@ -193,8 +199,10 @@ void launch_rows(const MatmulShape& shape, const MatmulOperands& operands, cudaS
   if constexpr (sizeof(W) == 1) {
     if (!is_in_whole_loads(shape)) return launch(scattered_f8_linear<T, Out>, 1, shape, operands, stream);
   }
-  if (shape.n > kManyRows) return launch(skinny_linear<T, W, Out, 2>, 2, shape, operands, stream);
-  launch(skinny_linear<T, W, Out, 1>, 1, shape, operands, stream);
+  if (shape.gated) return launch(skinny_linear<T, W, Out, 1, true>, 1, shape, operands, stream);
+  if (shape.n > kManyColumns<W>)
+    return launch(skinny_linear<T, W, Out, 2, false>, 2, shape, operands, stream);
+  launch(skinny_linear<T, W, Out, 1, false>, 1, shape, operands, stream);
 }
 
 template <typename T, typename W>
@@ -213,7 +221,9 @@ void launch_weight(const MatmulShape& shape, const MatmulOperands& operands, cud
 
 bool takes_skinny_linear(const MatmulShape& shape) {
   const bool short_floats = shape.in == DType::kBF16 || shape.in == DType::kF16;
-  return short_floats && (shape.f8_weight || (shape.m == 1 && is_in_whole_loads(shape)));
+  const bool any_shape = shape.f8_weight && !shape.gated;
+  const bool one_row = shape.m == 1 || shape.f8_weight;
+  return short_floats && (any_shape || (one_row && is_in_whole_loads(shape)));
 }
 
 cudaError_t launch_skinny_linear(const MatmulShape& shape,

@@ -1,5 +1,5 @@
-// y = x · Wᵀ (+ bias) for one row of x, where nothing counts but how fast W is read. Weights in f8_e4m3 are
-// widened and scaled here, x stays as it is; with those any shape can be run, row by row.
+// y = x · Wᵀ (+ bias), gated or not, for one row of x, where nothing counts but how fast W is read. Weights
+// in f8_e4m3 are widened and scaled here, x stays as it is; with those any shape can be run, row by row.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,7 @@
 // A block takes a strip of 64 rows of W and all or a part of its columns. The blocks of one strip are a
-// cluster and add up what each has through their shared memory, in the order of the columns.
+// cluster and add up what each has through their shared memory, in the order of the columns. A strip of a
+// gated product has eight rows of the gate and the eight of what it lets through in turns, so that a thread
+// gets the sums of both.
 //
 // One warp asks TMA for tiles, as many ahead as shared memory holds. Of W it does so before the kernel in
 // front has ended: memory has work to do while kernels change. Four warps multiply; the rows of x are the
@@ -14,6 +16,7 @@
 #include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -39,17 +42,20 @@ constexpr bool kCompiled = true;
 #else
 constexpr bool kCompiled = false;  // for other GPUs: there the kernel has no body
 #endif
+constexpr int kGroupRows = 8;  // of W, side by side in a gated strip
+constexpr int kGroups = kStripRows / (2 * kGroupRows);
 constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 constexpr int64_t kMostRows = 64;
 constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
 
 struct StreamArgs {
-  int rows = 0;   // of x
-  int n = 0;      // rows of W
-  int steps = 0;  // stages that hold all columns
-  int parts = 1;  // of the columns
+  int rows = 0;     // of x
+  int columns = 0;  // of y
+  int steps = 0;    // stages that hold all columns of W
+  int parts = 1;    // of them
   int64_t y_stride = 0;
   bool floats = false;  // y
+  bool gated = false;
 };
 
 // kF8: of W; else it has the elements of x. kTokens: columns of the product.
@@ -101,10 +107,8 @@ struct Share {
 };
 
 template <typename S>
-__device__ inline void bring_tiles(const CUtensorMap& w,
-                                   const CUtensorMap& x,
-                                   const Share& share,
-                                   const S& stages) {
+__device__ inline void bring_tiles(
+    const CUtensorMap& w, const CUtensorMap& x, bool gated, const Share& share, const S& stages) {
   const uint64_t once = policy_read_once();
   const uint64_t often = policy_read_often();
   auto load_weights = [&](int step, int stage) {
@@ -112,7 +116,12 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
 #pragma unroll
     for (int box = 0; box < S::kWeightBoxes; ++box) {
       const int column = (step * S::kWeightBoxes + box) * S::kWeightColumns;
-      load_box(stages.weights(stage, box), w, column, share.strip * kStripRows, stages.full + stage, once);
+      std::byte* to = stages.weights(stage, box);
+      if (gated) {
+        load_box_4d(to, w, column, 0, 0, share.strip * kGroups, stages.full + stage, once);
+      } else {
+        load_box(to, w, column, share.strip * kStripRows, stages.full + stage, once);
+      }
     }
   };
   auto load_x = [&](int step, int stage) {
@@ -206,7 +215,7 @@ __device__ inline void multiply_f8(const Share& share,
   }
 }
 
-// y [token, row]
+// y [token, column]; a column is a row of W, or one of the gate and one that it lets through.
 template <typename T>
 struct Output {
   const StreamArgs& args;
@@ -214,19 +223,17 @@ struct Output {
   const T* bias;
   void* y;
 
-  // `low`, `high`: of rows `row` (even) and the next.
-  __device__ void store(int token, int row, float low, float high) const {
-    if (token >= args.rows || row >= args.n) return;
-    const bool both = row + 1 < args.n;
-    if (scales != nullptr) {
-      low *= scales[row];
-      if (both) high *= scales[row + 1];
-    }
-    if (bias != nullptr) {
-      low += to_float_dev(bias[row]);
-      if (both) high += to_float_dev(bias[row + 1]);
-    }
-    const int64_t at = token * args.y_stride + row;
+  // The sums of two tokens with the scale and the bias of their row of W.
+  __device__ float2 finished(int row, float2 sums) const {
+    const float scale = scales == nullptr ? 1.0f : scales[row];
+    const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
+    return make_float2(sums.x * scale + offset, sums.y * scale + offset);
+  }
+  // `low`, `high`: of columns `column` (even) and the next.
+  __device__ void store(int token, int column, float low, float high) const {
+    if (token >= args.rows || column >= args.columns) return;
+    const bool both = column + 1 < args.columns;
+    const int64_t at = token * args.y_stride + column;
     if (args.floats) {
       float* to = static_cast<float*>(y) + at;
       if (both) {
@@ -243,19 +250,33 @@ struct Output {
       }
     }
   }
-};
+  // The values of `token` and the next in `column`, from a warp's lanes as wgmma lays them out: lanes of
+  // neighbouring columns swap one, so that each has two columns of a token.
+  __device__ void store_pair(int token, int column, float2 values) const {
+    const int odd = column % 2;
+    const float got = __shfl_xor_sync(0xffffffffu, odd ? values.x : values.y, 4);
+    store(token + odd, column - odd, odd ? got : values.x, odd ? values.y : got);
+  }
 
-// A thread's i-th pair of sums are two columns of a row; threads of neighbouring rows swap one, so that each
-// has two rows of a column: neighbours in y.
-template <typename T>
-__device__ inline void store_pair(const Output<T>& result, int strip, int i, float2 pair) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % kWarpSize;
-  const int row = strip * kStripRows + thread / kWarpSize * 16 + i % 2 * 8 + lane / 4;
-  const int odd = row % 2;
-  const float got = __shfl_xor_sync(0xffffffffu, odd ? pair.x : pair.y, 4);
-  result.store(i / 2 * 8 + lane % 4 * 2 + odd, row - odd, odd ? got : pair.x, odd ? pair.y : got);
-}
+  // Of kTokens tokens: what store_unit() takes at a time.
+  __device__ int units(int tokens) const { return args.gated ? tokens / 8 : tokens / 4; }
+  // pair_of(p): the sums of a row of W and two tokens; a thread has two rows of eight tokens after eight.
+  template <typename PairOf>
+  __device__ void store_unit(int strip, int unit, PairOf&& pair_of) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int group = (strip * kStripRows / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
+    const int token = lane % 4 * 2;
+    if (args.gated) {
+      const int column = group + lane / 4;
+      const bool inside = column < args.columns;
+      const float2 gate = finished(inside ? column : 0, pair_of(2 * unit));
+      const float2 up = finished(inside ? args.columns + column : 0, pair_of(2 * unit + 1));
+      return store_pair(unit * 8 + token, column, make_float2(silu(gate.x) * up.x, silu(gate.y) * up.y));
+    }
+    const int column = 2 * group + unit % 2 * 8 + lane / 4;
+    store_pair(unit / 2 * 8 + token, column, finished(column < args.columns ? column : 0, pair_of(unit)));
+  }
+};
 
 template <typename T, bool kF8, int kTokens>
 __global__ void __launch_bounds__(kThreads, Stages<kF8, kTokens>::kBlocks)
@@ -283,7 +304,7 @@ __global__ void __launch_bounds__(kThreads, Stages<kF8, kTokens>::kBlocks)
   // The same in all lanes, and the compiler is to know it: products are issued by whole warps.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   if (warp == kMultipliers / kWarpSize) {
-    if (threadIdx.x % kWarpSize == 0) bring_tiles(w, x, share, stages);
+    if (threadIdx.x % kWarpSize == 0) bring_tiles(w, x, args.gated, share, stages);
     __syncwarp();
     wait_for_previous();
     if (args.parts > 1) {
@@ -299,78 +320,59 @@ __global__ void __launch_bounds__(kThreads, Stages<kF8, kTokens>::kBlocks)
   } else {
     multiply<T>(share, stages, sums);
   }
-  constexpr int kPairs = kTokens / 4;
   const Output<T> result{args, scales, bias, y};
+  const int units = result.units(kTokens);
   if (args.parts == 1) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i)
-      store_pair(result, share.strip, i, make_float2(sums[2 * i], sums[2 * i + 1]));
+    for (int unit = 0; unit < kTokens / 4; ++unit) {
+      if (unit == units) return;
+      result.store_unit(share.strip, unit, [&](int p) { return make_float2(sums[2 * p], sums[2 * p + 1]); });
+    }
     return;
   }
   // No stage is read any more.
   asm volatile("bar.sync 1, %0;" ::"n"(kMultipliers) : "memory");
   float2* mine = reinterpret_cast<float2*>(stages.memory) + threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) mine[i * kMultipliers] = make_float2(sums[2 * i], sums[2 * i + 1]);
+  for (int p = 0; p < kTokens / 4; ++p) mine[p * kMultipliers] = make_float2(sums[2 * p], sums[2 * p + 1]);
   meet_cluster();
-  for (int i = 0; i < kPairs; ++i) {
-    if ((warp * kPairs + i) % args.parts != share.part) continue;
-    float2 whole = {0, 0};
-    for (int block = 0; block < args.parts; ++block) {
-      const float2 some = load_from_block(mine + i * kMultipliers, block);
-      whole.x += some.x;
-      whole.y += some.y;
-    }
-    store_pair(result, share.strip, i, whole);
+  for (int unit = 0; unit < units; ++unit) {
+    if ((warp * units + unit) % args.parts != share.part) continue;
+    result.store_unit(share.strip, unit, [&](int p) {
+      float2 whole = {0, 0};
+      for (int block = 0; block < args.parts; ++block) {
+        const float2 some = load_from_block(mine + p * kMultipliers, block);
+        whole.x += some.x;
+        whole.y += some.y;
+      }
+      return whole;
+    });
   }
   meet_cluster();  // others may still be reading
 #endif
 }
 
-cudaError_t find_encode(void** encode) {
-  cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-  constexpr unsigned kFirstVersion = 12000;
-  return cudaGetDriverEntryPointByVersion(
-      "cuTensorMapEncodeTiled", encode, kFirstVersion, cudaEnableDefault, &found);
-#else
-  return cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", encode, cudaEnableDefault, &found);
-#endif
+// Rows of `stride` elements, read in boxes of kRowBytes and `box_rows` rows.
+TensorMapShape rows_of(
+    DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows) {
+  return {.dtype = dtype,
+          .data = data,
+          .dimensions = 2,
+          .sizes = {columns, rows},
+          .strides = {stride},
+          .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), box_rows}};
 }
 
-CUtensorMapDataType element_type(DType dtype) {
-  if (dtype == DType::kF8E4M3) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
-  return dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-}
-
-// Rows of `stride` elements, read in boxes of kRowBytes and `box_rows` rows; what lies outside reads as zero.
-cudaError_t describe(void* encode,
-                     CUtensorMap* map,
-                     DType dtype,
-                     const void* data,
-                     int64_t columns,
-                     int64_t rows,
-                     int64_t stride,
-                     int box_rows) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride * dtype_bytes(dtype))};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(kRowBytes / dtype_bytes(dtype)),
-                             static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t every[2] = {1, 1};
-  const CUresult result =
-      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(map,
-                                                                  element_type(dtype),
-                                                                  2,
-                                                                  const_cast<void*>(data),
-                                                                  sizes,
-                                                                  strides,
-                                                                  box,
-                                                                  every,
-                                                                  CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                                                  CU_TENSOR_MAP_SWIZZLE_128B,
-                                                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+// W of a gated product as [groups of eight rows, gate or not, row of the group, column], read in boxes of a
+// strip.
+TensorMapShape gated_rows_of(DType dtype, const void* data, const MatmulShape& shape) {
+  const int64_t half = shape.n / 2;
+  return {.dtype = dtype,
+          .data = data,
+          .dimensions = 4,
+          .sizes = {shape.k, kGroupRows, 2, half / kGroupRows},
+          .strides = {shape.k, half * shape.k, kGroupRows * shape.k},
+          .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), kGroupRows, 2, kGroups}};
 }
 
 }  // namespace
@@ -387,17 +389,21 @@ cudaError_t StreamedLinear::launch_as(const Call& call) const {
   using S = Stages<kF8, kTokens>;
   const MatmulShape& shape = call.shape;
   const StreamArgs args{.rows = static_cast<int>(shape.m),
-                        .n = static_cast<int>(shape.n),
+                        .columns = static_cast<int>(shape.columns()),
                         .steps = static_cast<int>(ceil_div(shape.k, kStageColumns)),
                         .parts = call.parts,
                         .y_stride = shape.y_stride,
-                        .floats = shape.out == DType::kF32};
+                        .floats = shape.out == DType::kF32,
+                        .gated = shape.gated};
+  const DType weight = kF8 ? DType::kF8E4M3 : shape.in;
   CUtensorMap w;
   CUtensorMap x;
-  cudaError_t error = describe(
-      encode_, &w, kF8 ? DType::kF8E4M3 : shape.in, call.operands.w, shape.k, shape.n, shape.k, kStripRows);
+  cudaError_t error =
+      encoder_.encode(shape.gated ? gated_rows_of(weight, call.operands.w, shape)
+                                  : rows_of(weight, call.operands.w, shape.k, shape.n, shape.k, kStripRows),
+                      w);
   if (error == cudaSuccess)
-    error = describe(encode_, &x, shape.in, call.operands.x, shape.k, shape.m, shape.x_stride, kTokens);
+    error = encoder_.encode(rows_of(shape.in, call.operands.x, shape.k, shape.m, shape.x_stride, kTokens), x);
   auto* kernel = stream_linear<T, kF8, kTokens>;
   constexpr int kBytes = S::kCount * S::kBytes + 1024;
   if (error == cudaSuccess)
@@ -445,7 +451,8 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
   const int piece = shape.f8_weight ? 16 : kVecWidth;  // elements of 16 bytes of W
   const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
-  return supported_ && short_floats && aligned && shape.m >= 1 && shape.m <= kMostRows;
+  const bool whole_groups = !shape.gated || shape.n % (2 * kGroupRows) == 0;
+  return supported_ && short_floats && aligned && whole_groups && shape.m >= 1 && shape.m <= kMostRows;
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
@@ -474,8 +481,7 @@ Result<StreamedLinear> StreamedLinear::make() {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   made.processors_ = device.multiProcessorCount;
   if (device.major != 9 || device.minor != 0 || !kCompiled) return made;
-  RETURN_IF_ERROR(device::cuda_status(find_encode(&made.encode_), "cuTensorMapEncodeTiled"));
-  made.supported_ = made.encode_ != nullptr;
+  made.supported_ = made.encoder_.find() == cudaSuccess;  // an older driver has no such function
   return made;
 }
 

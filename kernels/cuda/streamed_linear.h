@@ -1,4 +1,5 @@
-// y = x · Wᵀ (+ bias) for up to 64 rows of x, at the speed at which W is read. Needs compute capability 9.0.
+// y = x · Wᵀ (+ bias), gated or not, for up to 64 rows of x, at the speed at which W is read. Needs compute
+// capability 9.0.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/tensor_map.h"
 #include "src/base/status.h"
 
 namespace llm_dist::kernels {
@@ -13,7 +15,7 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes: choices made by measuring an older one are forgotten.
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
 
   // For the calling thread's device.
   static Result<StreamedLinear> make();
@@ -35,7 +37,7 @@ class StreamedLinear {
   template <typename T, bool kF8, int kTokens>
   cudaError_t launch_as(const Call& call) const;
 
-  void* encode_ = nullptr;  // the driver's function that describes a matrix to TMA
+  TensorMapEncoder encoder_;
   int processors_ = 0;
   bool supported_ = false;
 };

@@ -54,11 +54,11 @@ void StepProfile::before(const kernels::OpCall& call, device::Stream& stream) {
     full_ = true;
     return;
   }
-  const auto* linear = std::get_if<const kernels::LinearParams*>(&call.params);
+  const Weight* weight = kernels::linear_weight(call.params);
   ops_.push_back({.name = call.name,
                   .kind = call.kind,
-                  .n = linear != nullptr ? (*linear)->weight.n : 0,
-                  .k = linear != nullptr ? (*linear)->weight.k : 0});
+                  .n = weight != nullptr ? weight->n : 0,
+                  .k = weight != nullptr ? weight->k : 0});
   ++steps_.back().num_ops;
   stream.write_timestamp(stamp(2 * (steps_.size() + ops_.size() - 1)));
 }

@@ -57,33 +57,25 @@ class LlamaAttention {
 class LlamaMlp {
  public:
   LlamaMlp(const Context& context, const ModelOptions& options, const std::string& name)
-      : context_(context),
-        inner_(parallel::split_even(options.config.intermediate_size,
+      : inner_(parallel::split_even(options.config.intermediate_size,
                                     context.mesh.tp(),
                                     context.mesh.rank_tp(),
                                     options.intermediate_granule)),
         gate_up_(context,
-                 "gate_up",
-                 {{name + ".gate_proj", inner_}, {name + ".up_proj", inner_}},
+                 {name + ".gate_proj", inner_},
+                 {name + ".up_proj", inner_},
                  options.config.hidden_size,
                  options.config.mlp_bias),
-        down_(context, name + ".down_proj", inner_, options.config.hidden_size, options.config.mlp_bias),
-        activated_(
-            context.arena->declare("activated", parallel::RowKind::kTokens, inner_.count, context.dtype)) {}
+        down_(context, name + ".down_proj", inner_, options.config.hidden_size, options.config.mlp_bias) {}
 
   Contribution forward(const Tensor& x, const StepView& step) const {
-    Tensor gate_up = gate_up_.forward(x, step);
-    Tensor activated = context_.arena->get(activated_, step.num_tokens, inner_.count);
-    context_.ops->silu_and_mul({.gate_up = gate_up, .out = activated});
-    return down_.forward(activated, step);
+    return down_.forward(gate_up_.forward(x, step), step);
   }
 
  private:
-  Context context_;
   parallel::Range inner_;
-  parallel::ColumnParallelLinear gate_up_;
+  parallel::GatedColumnParallelLinear gate_up_;
   parallel::RowParallelLinear down_;
-  parallel::Arena::Id activated_;
 };
 
 class LlamaBlock {

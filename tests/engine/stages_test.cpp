@@ -126,7 +126,7 @@ kernels::OpTable sleeping_ops() {
   ops.add_rms_norm = nothing;
   ops.add = nothing;
   ops.linear = nothing;
-  ops.silu_and_mul = nothing;
+  ops.linear_silu_and_mul = nothing;
   ops.rope_append = nothing;
   ops.attention = sleep_as_long_as_a_layer;
   return ops;

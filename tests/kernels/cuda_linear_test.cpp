@@ -2,12 +2,12 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tests/kernels/cuda_fixture.h"
+#include "tests/kernels/cuda_linear_fixture.h"
 
 namespace llm_dist::kernels {
 namespace {
 
-class CudaLinear : public CudaOpTest {
+class CudaLinear : public CudaLinearTest {
  protected:
   void check_linear(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
     Twin x = random_twin(dtype, {m, k});
@@ -16,76 +16,21 @@ class CudaLinear : public CudaOpTest {
     DType out_type = wide ? DType::kF32 : dtype;
     Twin out = output_twin(out_type, {m, n});
     run_both(&OpTable::linear, [&](auto pick) {
-      Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
-      weight.parts[0] =
-          Tensor::contiguous(pick(w).data, DType::kU8, {n, k * dtype_bytes(dtype)}, pick(w).device);
-      return LinearParams{
-          .x = pick(x), .weight = weight, .bias = wide ? Tensor{} : pick(bias), .out = pick(out)};
+      return LinearParams{.x = pick(x),
+                          .weight = dense_weight(w, pick),
+                          .bias = wide ? Tensor{} : pick(bias),
+                          .out = pick(out)};
     });
     expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
   }
-  // A weight on both sides, every code as likely as another.
-  struct F8Weight {
-    Twin codes;
-    Twin scales;
-    int64_t n;
-    int64_t k;
-    template <typename Pick>
-    Weight weight(Pick&& pick) const {
-      Weight made{.scheme = WeightScheme::kF8E4M3, .n = n, .k = k};
-      made.parts[0] = Tensor::contiguous(pick(codes).data, DType::kU8, {n, k}, pick(codes).device);
-      made.parts[1] = pick(scales);
-      return made;
-    }
-  };
-  F8Weight f8_weight(int64_t n, int64_t k) {
-    constexpr double kSize = 100;  // of codes, in the root mean square
-    std::uniform_real_distribution<double> scale(0.5, 2);
-    std::vector<double> scales(static_cast<size_t>(n));
-    for (double& value : scales) value = scale(random_) / kSize / std::sqrt(static_cast<double>(k));
-    // i32 is what a twin can be filled with: four codes each.
-    F8Weight made{
-        .codes = twin_of(
-            DType::kI32, {(n * k + 3) / 4}, std::vector<double>(static_cast<size_t>((n * k + 3) / 4))),
-        .scales = twin_of(DType::kF32, {n}, scales),
-        .n = n,
-        .k = k};
-    auto* codes = static_cast<uint8_t*>(made.codes.cpu.data);
-    for (int64_t i = 0; i < n * k; ++i) {
-      const auto code = static_cast<uint8_t>(random_() >> 56);
-      codes[i] = (code & 0x7f) == 0x7f ? 0 : code;
-    }
-    upload(made.codes);
-    return made;
-  }
-  // Rows of x as a GPU quantizes them for products of more rows than its own kernel takes.
-  void round_rows(const Twin& x) {
-    const int64_t k = x.cpu.dim(1);
-    for (int64_t row = 0; row < x.cpu.dim(0); ++row) {
-      double largest = 1e-30;
-      for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::abs(element(x.cpu, row * k + i)));
-      const auto factor = 448.0f / static_cast<float>(largest);
-      for (int64_t i = 0; i < k; ++i) {
-        const auto value = static_cast<float>(element(x.cpu, row * k + i));
-        set_element(
-            x.cpu, row * k + i, static_cast<double>(to_float(to_f8e4m3(value * factor))) * largest / 448);
-      }
-    }
-  }
-  enum class Rounds : uint8_t { kNothing, kRows };
   void check_f8(DType dtype, bool wide, int64_t m, int64_t n, int64_t k, Rounds rounds) {
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
     const F8Weight w = f8_weight(n, k);
     const Twin given = random_twin(dtype, {m, k});
-    // In float, so that what was rounded once is not rounded again.
-    std::vector<double> values;
-    for (int64_t i = 0; i < m * k; ++i) values.push_back(element(given.cpu, i));
-    const Twin seen = twin_of(DType::kF32, {m, k}, values);
+    const Twin seen = as_floats(given);
     if (rounds == Rounds::kRows) round_rows(seen);
     const Twin bias = random_twin(dtype, {n});
-    std::vector<double> bias_values;
-    for (int64_t i = 0; i < n; ++i) bias_values.push_back(element(bias.cpu, i));
-    const Twin bias_seen = twin_of(DType::kF32, {n}, bias_values);
+    const Twin bias_seen = as_floats(bias);
     const DType out_type = wide ? DType::kF32 : dtype;
     const Twin out = output_twin(out_type, {m, n});
     const Twin expected = output_twin(DType::kF32, {m, n});
@@ -102,23 +47,10 @@ class CudaLinear : public CudaOpTest {
         *gpu_stream_,
         {.x = given.gpu, .weight = w.weight(gpu), .bias = wide ? Tensor{} : bias.gpu, .out = out.gpu});
     synchronize();
-    const std::vector<std::byte> bytes = download(out);
-    Tensor got = out.cpu;
-    got.data = const_cast<std::byte*>(bytes.data());
     // Where both round x, a value between two codes may fall to either side.
     const double tolerance = rounds == Rounds::kRows ? 2e-2 : wide ? 3e-4 : 2 * CudaOpTest::tolerance(dtype);
-    for (int64_t i = 0; i < m * n; ++i) {
-      const double want = element(expected.cpu, i);
-      ASSERT_NEAR(want, element(got, i), tolerance * (1 + std::abs(want))) << "element " << i;
-    }
+    expect_near(out, expected, tolerance);
   }
-  void use_state(LinearKernels linear) {
-    OpStateOptions options = options_;
-    options.linear = linear;
-    options.f8_weights = true;
-    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
-  }
-
   static int lines_of(const std::filesystem::path& path) {
     std::ifstream file(path);
     return static_cast<int>(

@@ -68,7 +68,7 @@ class Bench(unittest.TestCase):
                 self.assertAlmostEqual(rows["all_reduce"]["calls"], 61)
                 self.assertEqual(rows["all_reduce"]["kind"], "collective")
                 self.assertAlmostEqual(rows["attention"]["calls"], 30)
-                self.assertAlmostEqual(rows["linear 1536x576"]["calls"], 30)
+                self.assertAlmostEqual(rows["linear_silu_and_mul 1536x576"]["calls"], 30)
             self.assertTrue(any(not table["decode"] for table in rank["tables"]))
         for words in ("decode, batch 2", "all_reduce", "gaps", "rank 1: step", "A timestamp takes"):
             self.assertIn(words, done.stderr)
@@ -121,14 +121,14 @@ class Bench(unittest.TestCase):
                 self.assertGreater(row["ceiling_fraction"], 0)
                 self.assertAlmostEqual(row["us_a_step"], row["us"] * row["calls_a_step"], places=3)
         decode = steps["decode, batch 3, contexts of 24 tokens"]
-        gate_up = decode["linear 1536x576"]
+        gate_up = decode["linear_silu_and_mul 1536x576"]
         self.assertEqual((gate_up["rows"], gate_up["calls_a_step"]), (3, 30))
         self.assertEqual(gate_up["flops"], 2 * 3 * 1536 * 576)
         # Q4_1: 20 bytes hold 32 weights; activations are floats.
-        self.assertEqual(gate_up["bytes"], 1536 * 576 // 32 * 20 + 3 * (1536 + 576) * 4)
-        for op in ("attention", "add_rms_norm", "rope_append", "silu_and_mul", "argmax_shard", "sample"):
+        self.assertEqual(gate_up["bytes"], 1536 * 576 // 32 * 20 + 3 * (768 + 576) * 4)
+        for op in ("attention", "add_rms_norm", "rope_append", "argmax_shard", "sample"):
             self.assertIn(op, decode)
-        self.assertEqual(steps["prompt of 64 tokens"]["linear 1536x576"]["rows"], 64)
+        self.assertEqual(steps["prompt of 64 tokens"]["linear_silu_and_mul 1536x576"]["rows"], 64)
         self.assertNotIn("sample", steps["prompt of 64 tokens"])
         self.assertIn("of ceiling", done.stdout)
 

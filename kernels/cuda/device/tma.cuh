@@ -64,5 +64,20 @@ __device__ inline void load_box(
       "l"(policy)
       : "memory");
 }
+// The same with four dimensions, the first the fastest.
+__device__ inline void load_box_4d(
+    void* to, const CUtensorMap& map, int c0, int c1, int c2, int c3, uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+      "l"(&map),
+      "r"(c0),
+      "r"(c1),
+      "r"(c2),
+      "r"(c3),
+      "r"(shared_address(barrier)),
+      "l"(policy)
+      : "memory");
+}
 
 }  // namespace llm_dist::kernels

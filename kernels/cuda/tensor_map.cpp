@@ -1,0 +1,53 @@
+#include "kernels/cuda/tensor_map.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+CUtensorMapDataType element_type(DType dtype) {
+  if (dtype == DType::kF8E4M3) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+}  // namespace
+
+cudaError_t TensorMapEncoder::find() {
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  constexpr unsigned kFirstVersion = 12000;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &encode_, kFirstVersion, cudaEnableDefault, &found);
+#else
+  const cudaError_t error =
+      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode_, cudaEnableDefault, &found);
+#endif
+  if (error != cudaSuccess) return error;
+  return encode_ == nullptr ? cudaErrorNotSupported : cudaSuccess;
+}
+
+cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& map) const {
+  cuuint64_t sizes[4] = {};
+  cuuint64_t strides[3] = {};  // in bytes
+  cuuint32_t box[4] = {};
+  const cuuint32_t every[4] = {1, 1, 1, 1};
+  for (size_t i = 0; i < 4; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(shape.sizes[i]);
+    box[i] = static_cast<cuuint32_t>(shape.box[i]);
+    if (i < 3) strides[i] = static_cast<cuuint64_t>(shape.strides[i] * dtype_bytes(shape.dtype));
+  }
+  const CUresult result =
+      reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_)(&map,
+                                                                   element_type(shape.dtype),
+                                                                   static_cast<cuuint32_t>(shape.dimensions),
+                                                                   const_cast<void*>(shape.data),
+                                                                   sizes,
+                                                                   strides,
+                                                                   box,
+                                                                   every,
+                                                                   CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                                                   CU_TENSOR_MAP_SWIZZLE_128B,
+                                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace llm_dist::kernels

@@ -1,0 +1,97 @@
+// What the tests of linear layers on a GPU share: weights that stand on both sides, and rows as a GPU rounds
+// them.
+#pragma once
+
+#include <algorithm>
+
+#include "tests/kernels/cuda_fixture.h"
+
+namespace llm_dist::kernels {
+
+class CudaLinearTest : public CudaOpTest {
+ protected:
+  // The dense weight that `w` [n, k] is.
+  template <typename Pick>
+  static Weight dense_weight(const Twin& w, Pick&& pick) {
+    const int64_t n = w.cpu.dim(0);
+    const int64_t k = w.cpu.dim(1);
+    Weight weight{.scheme = scheme_of(w.cpu.dtype), .n = n, .k = k};
+    weight.parts[0] =
+        Tensor::contiguous(pick(w).data, DType::kU8, {n, k * dtype_bytes(w.cpu.dtype)}, pick(w).device);
+    return weight;
+  }
+  // A weight on both sides, every code as likely as another.
+  struct F8Weight {
+    Twin codes;
+    Twin scales;
+    int64_t n;
+    int64_t k;
+    template <typename Pick>
+    Weight weight(Pick&& pick) const {
+      Weight made{.scheme = WeightScheme::kF8E4M3, .n = n, .k = k};
+      made.parts[0] = Tensor::contiguous(pick(codes).data, DType::kU8, {n, k}, pick(codes).device);
+      made.parts[1] = pick(scales);
+      return made;
+    }
+  };
+  F8Weight f8_weight(int64_t n, int64_t k) {
+    constexpr double kSize = 100;  // of codes, in the root mean square
+    std::uniform_real_distribution<double> scale(0.5, 2);
+    std::vector<double> scales(static_cast<size_t>(n));
+    for (double& value : scales) value = scale(random_) / kSize / std::sqrt(static_cast<double>(k));
+    // i32 is what a twin can be filled with: four codes each.
+    F8Weight made{
+        .codes = twin_of(
+            DType::kI32, {(n * k + 3) / 4}, std::vector<double>(static_cast<size_t>((n * k + 3) / 4))),
+        .scales = twin_of(DType::kF32, {n}, scales),
+        .n = n,
+        .k = k};
+    auto* codes = static_cast<uint8_t*>(made.codes.cpu.data);
+    for (int64_t i = 0; i < n * k; ++i) {
+      const auto code = static_cast<uint8_t>(random_() >> 56);
+      codes[i] = (code & 0x7f) == 0x7f ? 0 : code;
+    }
+    upload(made.codes);
+    return made;
+  }
+  // Rows of x as a GPU quantizes them for products of more rows than its own kernel takes.
+  void round_rows(const Twin& x) {
+    const int64_t k = x.cpu.dim(1);
+    for (int64_t row = 0; row < x.cpu.dim(0); ++row) {
+      double largest = 1e-30;
+      for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::abs(element(x.cpu, row * k + i)));
+      const auto factor = 448.0f / static_cast<float>(largest);
+      for (int64_t i = 0; i < k; ++i) {
+        const auto value = static_cast<float>(element(x.cpu, row * k + i));
+        set_element(
+            x.cpu, row * k + i, static_cast<double>(to_float(to_f8e4m3(value * factor))) * largest / 448);
+      }
+    }
+  }
+  enum class Rounds : uint8_t { kNothing, kRows };
+  // In float, so that what was rounded once is not rounded again.
+  Twin as_floats(const Twin& twin) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < twin.cpu.numel(); ++i) values.push_back(element(twin.cpu, i));
+    if (twin.cpu.rank == 1) return twin_of(DType::kF32, {twin.cpu.dim(0)}, values);
+    return twin_of(DType::kF32, {twin.cpu.dim(0), twin.cpu.dim(1)}, values);
+  }
+  // `got` on the GPU beside floats on the CPU.
+  void expect_near(const Twin& got, const Twin& expected, double tolerance) {
+    const std::vector<std::byte> bytes = download(got);
+    Tensor seen = got.cpu;
+    seen.data = const_cast<std::byte*>(bytes.data());
+    for (int64_t i = 0; i < seen.numel(); ++i) {
+      const double want = element(expected.cpu, i);
+      ASSERT_NEAR(want, element(seen, i), tolerance * (1 + std::abs(want))) << "element " << i;
+    }
+  }
+  void use_state(LinearKernels linear) {
+    OpStateOptions options = options_;
+    options.linear = linear;
+    options.f8_weights = true;
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  }
+};
+
+}  // namespace llm_dist::kernels
