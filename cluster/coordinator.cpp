@@ -134,6 +134,7 @@ class Coordinator::Impl {
 
   Status serve();
   void stop(Deadline deadline);
+  Status reread_catalogue();
   const http::Server& server() const { return *server_; }
   const http::Router& router() const { return router_; }
 
@@ -248,6 +249,13 @@ void Coordinator::Impl::add_routes() {
   add_dashboard_routes(router_);
 }
 
+Status Coordinator::Impl::reread_catalogue() {
+  ASSIGN_OR_RETURN(Catalogue now, Catalogue::read(options_.catalogue_file));
+  catalogue_ = now;
+  wake();  // what waited for its quota may fit
+  return ok_status();
+}
+
 void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
   if (std::optional<ApiError> refusal = access_.refusal(request)) {
     return void(writer->send(error_reply(*refusal)));
@@ -360,6 +368,7 @@ std::vector<std::pair<std::string, std::string>> Coordinator::routes() const {
   return impl_->router().routes();
 }
 void Coordinator::stop(Deadline deadline) { impl_->stop(deadline); }
+Status Coordinator::reread_catalogue() { return impl_->reread_catalogue(); }
 
 Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions& options) {
   if (!http::is_loopback(options.host) && options.api_keys.empty()) {
