@@ -260,6 +260,12 @@ class ReplicasTest(unittest.TestCase):
         cluster.wait_state(job, "SUCCEEDED")
         result = json.loads((cluster.folder / f"store.db.jobs/{job}/1/result.json").read_text())
         self.assertTrue(result)
+        # A warm-up and three runs, of one sequence of four tokens.
+        self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["progress"],
+                         {"done": 16, "total": 16})
+        table = subprocess.run([BINARY, "jobs", "--url", f"http://127.0.0.1:{cluster.port}"], check=True,
+                               capture_output=True, text=True).stdout
+        self.assertIn("[##########] 16/16", table)
         self.nothing_left(cluster)
 
 
