@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "cluster/local_launcher.h"
 #include "src/base/format.h"
@@ -69,6 +70,8 @@ TEST_F(WorldFolder, ASweepRemovesItOnceTheProcessesAreGone) {
       posix_spawn(
           &pid, "/bin/sh", nullptr, nullptr, const_cast<char**>(words), const_cast<char**>(environment)),
       0);
+  // What is just being executed shows no environment yet.
+  while (processes_with(kMarkVariable, attempt_).empty()) std::this_thread::yield();
   EXPECT_EQ(make_local_launcher({})->sweep(attempt_, attempt_), 1);
   int status = 0;
   EXPECT_EQ(waitpid(pid, &status, WNOHANG), pid) << "it is not awaited";
