@@ -137,7 +137,8 @@ void BatchFixture::restart() {
                                                    .workers = *workers_,
                                                    .catalogue = catalogue_,
                                                    .secrets = secrets_,
-                                                   .access = access_});
+                                                   .access = access_,
+                                                   .attempts_folder = folder_.file("jobs")});
   files_ = std::make_unique<FilesApi>(FilesApi::Parts{.store = *store_,
                                                       .commit = *commit_,
                                                       .workers = *workers_,
