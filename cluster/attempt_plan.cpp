@@ -80,6 +80,13 @@ std::string attempt_folder(const AttemptPlaces& places, JobId job, int64_t attem
   return format("{}/{}/{}", places.folder, job_name(job), attempt);
 }
 std::string result_file_of(const std::string& folder) { return folder + "/result.json"; }
+std::string progress_file_of(const std::string& folder) { return folder + "/progress"; }
+
+std::optional<AttemptProgress> read_progress(const std::string& folder) {
+  AttemptProgress progress;
+  if (std::ifstream(progress_file_of(folder)) >> progress.done >> progress.total) return progress;
+  return std::nullopt;
+}
 
 Result<LaunchRequest> plan_attempt(const Job& job,
                                    int64_t attempt,
@@ -95,6 +102,7 @@ Result<LaunchRequest> plan_attempt(const Job& job,
   std::vector<std::string>& arguments = request.arguments;
   if (job.kind == JobKind::kBench) {
     arguments = {"bench", spec.bench, model.path, "--save-result", result_file_of(folder)};
+    arguments.insert(arguments.end(), {"--progress-file", progress_file_of(folder)});
     if (!spec.batch.empty()) arguments.insert(arguments.end(), {"--batch", spec.batch});
     add_number(arguments, "--input-len", spec.input_len);
     add_number(arguments, "--output-len", spec.output_len);

@@ -1,6 +1,8 @@
 // What an attempt of a job runs, and the secrets that belong to it.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "cluster/catalogue.h"
@@ -37,6 +39,15 @@ struct AttemptPlaces {
 std::string attempt_mark(const AttemptPlaces& places, JobId job, int64_t attempt);
 std::string attempt_folder(const AttemptPlaces& places, JobId job, int64_t attempt);
 std::string result_file_of(const std::string& folder);
+std::string progress_file_of(const std::string& folder);
+
+// Of a measurement, in tokens.
+struct AttemptProgress {
+  int64_t done = 0;
+  int64_t total = 0;
+};
+// As it says itself; nothing where it has not yet, or is no measurement.
+std::optional<AttemptProgress> read_progress(const std::string& folder);
 
 // `drain_seconds`: what open requests get when a replica is to end. Of a flag that the catalogue has too the
 // job's value counts. not_found: the model is in the catalogue no more.

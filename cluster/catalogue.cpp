@@ -102,17 +102,31 @@ Result<Catalogue> Catalogue::read(const std::string& file) {
   return Catalogue(std::move(models), std::move(quotas));
 }
 
+Catalogue& Catalogue::operator=(const Catalogue& other) {
+  std::shared_ptr<const Content> next = other.content();
+  std::lock_guard lock(mutex_);
+  content_.swap(next);
+  return *this;
+}
+
+std::shared_ptr<const Catalogue::Content> Catalogue::content() const {
+  std::lock_guard lock(mutex_);
+  return content_;
+}
+
 ProjectQuota Catalogue::quota(const std::string& project) const {
-  auto found = quotas_.find(project);
-  if (found == quotas_.end()) found = quotas_.find("*");
-  return found == quotas_.end() ? ProjectQuota() : found->second;
+  std::shared_ptr<const Content> now = content();
+  auto found = now->quotas.find(project);
+  if (found == now->quotas.end()) found = now->quotas.find("*");
+  return found == now->quotas.end() ? ProjectQuota() : found->second;
 }
 
 Result<CatalogueModel> Catalogue::find(const std::string& name) const {
-  auto found = models_.find(name);
-  if (found != models_.end()) return found->second;
+  std::shared_ptr<const Content> now = content();
+  auto found = now->models.find(name);
+  if (found != now->models.end()) return found->second;
   std::string known;
-  for (const auto& [each, model] : models_) known += (known.empty() ? "" : ", ") + each;
+  for (const auto& [each, model] : now->models) known += (known.empty() ? "" : ", ") + each;
   return not_found(format("no model '{}' in the catalogue; there are: {}", name, known));
 }
 

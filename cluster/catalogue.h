@@ -2,6 +2,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -16,13 +18,16 @@ struct CatalogueModel {
   int max_ranks = 64;                    // of one replica
 };
 
+// Any thread may ask while another assigns: it gets an answer of one content, the old or the new.
 class Catalogue {
  public:
   Catalogue() = default;
   // The quota of "*" is that of each project which has none of its own.
   explicit Catalogue(std::map<std::string, CatalogueModel> models,
                      std::map<std::string, ProjectQuota> quotas = {})
-      : models_(std::move(models)), quotas_(std::move(quotas)) {}
+      : content_(std::make_shared<Content>(Content{std::move(models), std::move(quotas)})) {}
+  Catalogue(const Catalogue& other) : content_(other.content()) {}
+  Catalogue& operator=(const Catalogue& other);
 
   // {"models": {NAME: {"path": PATH, "arguments": [FLAG…], "max_ranks": N}}, "projects": {NAME or "*":
   // {"max_running_jobs": N, "max_queued_jobs": N, "max_slots": N}}}; a relative path counts from the file's
@@ -33,11 +38,17 @@ class Catalogue {
   Result<CatalogueModel> find(const std::string& name) const;
   ProjectQuota quota(const std::string& project) const;
   // By project, and "*".
-  const std::map<std::string, ProjectQuota>& quotas() const { return quotas_; }
+  std::map<std::string, ProjectQuota> quotas() const { return content()->quotas; }
 
  private:
-  std::map<std::string, CatalogueModel> models_;
-  std::map<std::string, ProjectQuota> quotas_;
+  struct Content {
+    std::map<std::string, CatalogueModel> models;
+    std::map<std::string, ProjectQuota> quotas;
+  };
+  std::shared_ptr<const Content> content() const;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Content> content_ = std::make_shared<Content>();  // under mutex_
 };
 
 }  // namespace llm_dist::cluster

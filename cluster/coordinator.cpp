@@ -12,13 +12,11 @@
 #include "cluster/api/jobs_api.h"
 #include "cluster/api/overview_api.h"
 #include "cluster/api/replicas_api.h"
-#include "cluster/batch_runner.h"
+#include "cluster/caretaker.h"
 #include "cluster/file_contents.h"
 #include "cluster/local_launcher.h"
 #include "cluster/replica_loads.h"
-#include "cluster/retention.h"
 #include "cluster/store/sqlite_store.h"
-#include "cluster/supervisor.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
 #include "src/http/key_check.h"
@@ -32,10 +30,8 @@ constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody 
 constexpr size_t kMaxBodyBytes = 1 << 20;
 constexpr size_t kFormBytes = 64 << 10;                 // of an upload, besides its file
 constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
-constexpr auto kBetweenRemovals = std::chrono::minutes(1);
 constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
 constexpr auto kBetweenSamples = std::chrono::seconds(2);
-constexpr auto kTick = std::chrono::milliseconds(250);
 
 // A label's value in Prometheus' text.
 std::string label(const std::string& text) {
@@ -134,6 +130,7 @@ class Coordinator::Impl {
 
   Status serve();
   void stop(Deadline deadline);
+  Status reread_catalogue();
   const http::Server& server() const { return *server_; }
   const http::Router& router() const { return router_; }
 
@@ -142,10 +139,7 @@ class Coordinator::Impl {
   void handle(http::Request request, WriterPtr writer);
   void show_metrics(const WriterPtr& writer);
   void changed(const std::vector<JobId>& jobs);
-  void wake();
-  bool sleep(bool& woken);
-  void supervise();
-  void run_batches();
+  void take_care();
   void sample_loads();
   Status prepare_files();
   size_t body_limit(const http::Request& head) const;
@@ -160,10 +154,9 @@ class Coordinator::Impl {
   std::unique_ptr<ReplicaWatch> watch_;
   FileContents contents_;
   std::mutex mutex_;
-  std::condition_variable wake_;
-  bool woken_ = false;          // under mutex_: for the supervisor
-  bool batches_woken_ = false;  // under mutex_: for the batches
-  bool stopping_ = false;       // under mutex_
+  std::condition_variable stop_;
+  bool stopping_ = false;  // under mutex_
+  Caretaker caretaker_;
   EventFeed feed_;
   JobsApi jobs_api_;
   ReplicasApi replicas_api_;
@@ -176,8 +169,6 @@ class Coordinator::Impl {
   GroupCommit commit_;  // what is queued when it ends still calls the above
   http::Router router_;
   std::unique_ptr<http::Server> server_;
-  std::thread supervisor_;
-  std::thread batches_;
   std::thread sampler_;
 };
 
@@ -196,8 +187,7 @@ Status Coordinator::Impl::serve() {
   ASSIGN_OR_RETURN(server_, http::Server::create(http, [this](http::Request request, WriterPtr writer) {
                      handle(std::move(request), std::move(writer));
                    }));
-  supervisor_ = std::thread([this] { supervise(); });
-  batches_ = std::thread([this] { run_batches(); });
+  take_care();
   sampler_ = std::thread([this] { sample_loads(); });
   return ok_status();
 }
@@ -221,9 +211,8 @@ void Coordinator::Impl::stop(Deadline deadline) {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
-  if (supervisor_.joinable()) supervisor_.join();
-  if (batches_.joinable()) batches_.join();
+  stop_.notify_all();
+  caretaker_.stop();
   if (sampler_.joinable()) sampler_.join();
   if (server_ == nullptr) return;
   Status closed = server_->shutdown(deadline);
@@ -246,6 +235,13 @@ void Coordinator::Impl::add_routes() {
   batches_api_.add_routes(router_);
   overview_api_.add_routes(router_);
   add_dashboard_routes(router_);
+}
+
+Status Coordinator::Impl::reread_catalogue() {
+  ASSIGN_OR_RETURN(Catalogue now, Catalogue::read(options_.catalogue_file));
+  catalogue_ = now;
+  caretaker_.wake();  // what waited for its quota may fit
+  return ok_status();
 }
 
 void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
@@ -279,72 +275,36 @@ void Coordinator::Impl::show_metrics(const WriterPtr& writer) {
 
 void Coordinator::Impl::changed(const std::vector<JobId>& jobs) {
   feed_.changed(jobs);
-  wake();
+  caretaker_.wake();
 }
 
-void Coordinator::Impl::wake() {
-  {
-    std::lock_guard lock(mutex_);
-    woken_ = true;
-    batches_woken_ = true;
-  }
-  wake_.notify_all();
-}
-
-// Until `woken`, which it takes back, or the next tick. False: the coordinator stops.
-bool Coordinator::Impl::sleep(bool& woken) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, kTick, [&] { return stopping_ || woken; });
-  if (stopping_) return false;
-  woken = false;
-  lock.unlock();
-  // A burst of submissions is one look, not one each.
-  std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  return true;
-}
-
-void Coordinator::Impl::supervise() {
-  Supervisor supervisor(
-      {.store = *store_,
-       .commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); },
-       .launcher = *launcher_,
-       .watch = *watch_,
-       .catalogue = catalogue_,
-       .places = {.store_path = options_.store_path, .folder = attempts_folder(), .url = server_->url()},
-       .secrets = secrets_,
-       .options = {.drain_seconds = options_.drain_seconds}});
-  do {
-    Status status = supervisor.tick();
-    if (!status.ok()) log_error("supervision: {}", status.to_string());
-  } while (sleep(woken_));
-}
-
-void Coordinator::Impl::run_batches() {
+void Coordinator::Impl::take_care() {
   auto commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); };
-  BatchRunner runner({.store = *store_,
-                      .commit = commit,
-                      .contents = contents_,
-                      .secrets = secrets_,
-                      .wake = [this] { wake(); },
-                      .options = {.concurrency = options_.batch_concurrency}});
-  Retention retention({.store = *store_,
-                       .commit = commit,
-                       .attempts_folder = attempts_folder(),
-                       .keep_us = options_.keep_days * kDayUs});
-  TimePoint next_removal{};
-  do {
-    Status status = runner.tick();
-    if (!status.ok()) log_error("batches: {}", status.to_string());
-    if (Clock::now() < next_removal) continue;
-    Result<bool> more = retention.tick();
-    if (!more.ok()) log_error("retention: {}", more.status().to_string());
-    if (!more.ok() || !more.value()) next_removal = Clock::now() + kBetweenRemovals;
-  } while (sleep(batches_woken_));
+  caretaker_.start({.supervisor = {.store = *store_,
+                                   .commit = commit,
+                                   .launcher = *launcher_,
+                                   .watch = *watch_,
+                                   .catalogue = catalogue_,
+                                   .places = {.store_path = options_.store_path,
+                                              .folder = attempts_folder(),
+                                              .url = server_->url()},
+                                   .secrets = secrets_,
+                                   .options = {.drain_seconds = options_.drain_seconds}},
+                    .batches = {.store = *store_,
+                                .commit = commit,
+                                .contents = contents_,
+                                .secrets = secrets_,
+                                .wake = {},
+                                .options = {.concurrency = options_.batch_concurrency}},
+                    .retention = {.store = *store_,
+                                  .commit = commit,
+                                  .attempts_folder = attempts_folder(),
+                                  .keep_us = options_.keep_days * kDayUs}});
 }
 
 void Coordinator::Impl::sample_loads() {
   std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, kBetweenSamples, [this] { return stopping_; })) {
+  while (!stop_.wait_for(lock, kBetweenSamples, [this] { return stopping_; })) {
     lock.unlock();
     Status status = loads_.sample();
     if (!status.ok()) log_error("loads of replicas: {}", status.to_string());
@@ -360,6 +320,7 @@ std::vector<std::pair<std::string, std::string>> Coordinator::routes() const {
   return impl_->router().routes();
 }
 void Coordinator::stop(Deadline deadline) { impl_->stop(deadline); }
+Status Coordinator::reread_catalogue() { return impl_->reread_catalogue(); }
 
 Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions& options) {
   if (!http::is_loopback(options.host) && options.api_keys.empty()) {

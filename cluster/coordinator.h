@@ -44,6 +44,8 @@ class Coordinator {
   // Method and path of each.
   std::vector<std::pair<std::string, std::string>> routes() const;
   void stop(Deadline deadline);
+  // Models and quotas from now on. The errors are those of Catalogue::read: nothing has changed then.
+  Status reread_catalogue();
 
  private:
   class Impl;

@@ -40,8 +40,9 @@ class Launcher {
   virtual Observation observe(const std::string& handle, const std::string& folder) = 0;
   // Asks; observe() tells when it has happened.
   virtual void stop(const std::string& handle, StopMode mode) = 0;
-  // Kills whatever carries the mark. The number of processes that it found.
-  virtual int sweep(const std::string& mark) = 0;
+  // Kills whatever carries the mark and removes what it kept outside of the attempt's folder. The number of
+  // processes that it found.
+  virtual int sweep(const std::string& mark, const std::string& folder) = 0;
 };
 
 }  // namespace llm_dist::cluster

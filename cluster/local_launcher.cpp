@@ -15,11 +15,17 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <thread>
 
+#include "cluster/world_folder.h"
+#include "src/base/clock.h"
 #include "src/base/format.h"
 
 namespace llm_dist::cluster {
 namespace {
+
+constexpr auto kEndOfKilled = std::chrono::seconds(1);
+constexpr auto kBetweenLooks = std::chrono::milliseconds(10);
 
 // A process by what no other one ever shares: its id and when it started.
 struct Process {
@@ -86,7 +92,7 @@ class LocalLauncher : public Launcher {
   Result<std::string> launch(const LaunchRequest& request) override;
   Observation observe(const std::string& handle, const std::string& folder) override;
   void stop(const std::string& handle, StopMode mode) override;
-  int sweep(const std::string& mark) override;
+  int sweep(const std::string& mark, const std::string& folder) override;
 
  private:
   std::vector<std::string> command(const LaunchRequest& request) const;
@@ -96,8 +102,8 @@ class LocalLauncher : public Launcher {
 std::vector<std::string> LocalLauncher::command(const LaunchRequest& request) const {
   std::vector<std::string> words = {options_.program,
                                     "keep",
-                                    "--exit-file",
-                                    exit_file_of(request.folder),
+                                    "--folder",
+                                    request.folder,
                                     "--owner",
                                     options_.store_path,
                                     "--orphan-seconds",
@@ -148,6 +154,12 @@ Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
   if (error) return failed_precondition(format("{}: {}", request.folder, error.message()));
   std::vector<std::string> words = command(request);
   std::vector<std::string> environment = clean_environment(request);
+  if (request.num_ranks > 1) {
+    ASSIGN_OR_RETURN(std::string world, make_world_folder(request.folder));
+    for (const auto& [name, value] : world_folder_variables(world)) {
+      environment.push_back(format("{}={}", name, value));
+    }
+  }
   Spawn spawn(log_file_of(request.folder));
   pid_t pid = 0;
   int failed = posix_spawn(&pid,
@@ -156,8 +168,10 @@ Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
                            &spawn.attributes,
                            pointers(words).data(),
                            pointers(environment).data());
-  if (failed != 0)
+  if (failed != 0) {
+    remove_world_folder(request.folder);
     return failed_precondition(format("cannot start {}: {}", options_.program, strerror(failed)));
+  }
   std::optional<Stat> stat = read_stat(pid);
   if (!stat) return internal_error(format("process {} was not seen in /proc", pid));
   return Process{pid, stat->start}.handle();
@@ -181,10 +195,19 @@ void LocalLauncher::stop(const std::string& handle, StopMode mode) {
   kill(process.pid, SIGCONT);  // a keeper that somebody stopped would never hear of it
 }
 
-int LocalLauncher::sweep(const std::string& mark) {
-  std::vector<int> found = processes_with(kMarkVariable, mark);
-  for (int pid : found) kill(pid, SIGKILL);
-  return static_cast<int>(found.size());
+int LocalLauncher::sweep(const std::string& mark, const std::string& folder) {
+  int num_found = 0;
+  // What is killed is gone a moment later, and may have made a file or a process until then.
+  Deadline deadline = Deadline::after(kEndOfKilled);
+  for (std::vector<int> found = processes_with(kMarkVariable, mark); !found.empty();
+       found = processes_with(kMarkVariable, mark)) {
+    for (int pid : found) kill(pid, SIGKILL);
+    num_found = std::max(num_found, static_cast<int>(found.size()));
+    if (deadline.expired()) break;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  remove_world_folder(folder);
+  return num_found;
 }
 
 }  // namespace

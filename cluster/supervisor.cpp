@@ -153,8 +153,13 @@ void Supervisor::begin_end(const Attempt& attempt, Live& live, Ending ending) {
   }
 }
 
+int Supervisor::sweep(const Attempt& attempt) {
+  return parts_.launcher.sweep(attempt_mark(parts_.places, attempt.job, attempt.number),
+                               attempt_folder(parts_.places, attempt.job, attempt.number));
+}
+
 Status Supervisor::attempt_lost(const Job& job, const Attempt& attempt) {
-  int found = parts_.launcher.sweep(attempt_mark(parts_.places, job.id, attempt.number));
+  int found = sweep(attempt);
   log_warning("{}: attempt {} was being launched when a coordinator ended; {} processes of it ended",
               job_name(job.id),
               attempt.number,
@@ -166,7 +171,7 @@ Status Supervisor::attempt_lost(const Job& job, const Attempt& attempt) {
 
 Status Supervisor::attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen) {
   // Without an exit code its keeper was killed, and what the keeper kept may live.
-  if (!seen.exit_code) parts_.launcher.sweep(attempt_mark(parts_.places, job.id, attempt.number));
+  if (!seen.exit_code) sweep(attempt);
   std::string why = live_.at(job.id).why;
   if (why.empty()) why = "process_exit";
   int code = seen.exit_code.value_or(-1);

@@ -71,6 +71,7 @@ class Supervisor {
   std::optional<std::string> why_to_stop(const Job& job, const Attempt& attempt);
   void stop(const Attempt& attempt, Live& live, const std::string& why);
   void begin_end(const Attempt& attempt, Live& live, Ending ending);
+  int sweep(const Attempt& attempt);
   Status attempt_lost(const Job& job, const Attempt& attempt);
   Status attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen);
   Status settle(const Job& job, ChangeJob change, const std::string& why);

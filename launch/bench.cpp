@@ -56,6 +56,7 @@ void add_load_flags(CLI::App& app, LoadFlags& flags) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_result_flag(app, flags.result_file);
+  app.add_option("--progress-file", flags.progress_file, "While it runs: tokens generated, and of how many");
 }
 
 RunCommand add_bench(CLI::App& program) {

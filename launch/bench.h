@@ -25,6 +25,7 @@ struct LoadFlags {
   int input_len = 128;
   int output_len = 128;
   std::string result_file;
+  std::string progress_file;
 };
 void add_load_flags(CLI::App& app, LoadFlags& flags);
 void add_result_flag(CLI::App& app, std::string& result_file);

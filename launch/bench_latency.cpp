@@ -23,8 +23,18 @@ struct Latency {
   double step_seconds = 0;
 };
 
+int warm_up_len(const LatencyFlags& flags) { return std::min(flags.load.output_len, 8); }
+
+int64_t num_tokens(const LatencyFlags& flags) {
+  int64_t sum = 0;
+  for (int batch : flags.batches) {
+    sum += batch * (warm_up_len(flags) + int64_t{flags.repeats} * flags.load.output_len);
+  }
+  return sum;
+}
+
 Result<Latency> measure_latency(const LatencyFlags& flags, EngineBench& bench, int batch) {
-  RETURN_IF_ERROR(bench.run(batch, std::min(flags.load.output_len, 8)).status());  // warm up
+  RETURN_IF_ERROR(bench.run(batch, warm_up_len(flags)).status());
   std::vector<double> first, step;
   for (int i = 0; i < flags.repeats; ++i) {
     ASSIGN_OR_RETURN(Sample sample, bench.run(batch, flags.load.output_len));
@@ -67,7 +77,7 @@ nlohmann::json latency_row(const LatencyFlags& flags,
 }
 
 Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& ceilings) {
-  EngineBench bench(flags.load, process);
+  EngineBench bench(flags.load, process, num_tokens(flags));
   nlohmann::json rows = nlohmann::json::array();
   std::printf("%s\n\n", describe(ceilings).c_str());
   std::printf("batch  input  output   TTFT ms  prefill tok/s   TPOT ms  decode tok/s  floor ms  of floor\n");

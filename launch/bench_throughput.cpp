@@ -9,14 +9,16 @@
 namespace llm_dist::launch {
 namespace {
 
+constexpr int kWarmUpTokens = 4;
+
 struct ThroughputFlags {
   LoadFlags load;
   int num_prompts = 64;
 };
 
 Status throughput(const ThroughputFlags& flags, RankProcess& process) {
-  EngineBench bench(flags.load, process);
-  RETURN_IF_ERROR(bench.run(1, 4).status());
+  EngineBench bench(flags.load, process, kWarmUpTokens + int64_t{flags.num_prompts} * flags.load.output_len);
+  RETURN_IF_ERROR(bench.run(1, kWarmUpTokens).status());
   ASSIGN_OR_RETURN(Sample sample, bench.run(flags.num_prompts, flags.load.output_len));
   engine::EngineStats stats = bench.stats();
   bench.stop();

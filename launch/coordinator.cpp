@@ -23,12 +23,22 @@ struct CoordinatorFlags {
   std::string api_key_file;
 };
 
-Status serve(CoordinatorFlags& flags, ShutdownSignal& signal) {
+void reread_catalogue(cluster::Coordinator& coordinator, const std::string& file) {
+  Status status = coordinator.reread_catalogue();
+  if (status.ok()) return log_info("SIGHUP: {} is in force as it is now", file);
+  log_error("SIGHUP: what {} said before stays in force: {}", file, status.message());
+}
+
+Status serve(CoordinatorFlags& flags) {
+  cluster::Coordinator* started = nullptr;
+  // Before any thread is started, so that every thread inherits its mask.
+  ShutdownSignal signal([&] { reread_catalogue(*started, flags.options.catalogue_file); });
   ASSIGN_OR_RETURN(flags.options.api_keys, cluster::accepted_access_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
   flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
   EndpointFile endpoint(flags.endpoint_file);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
+  started = coordinator.get();
   RETURN_IF_ERROR(endpoint.write(coordinator->url()));
   log_info("coordinator at {}, store {}", coordinator->url(), flags.options.store_path);
   std::string why = signal.wait();
@@ -38,8 +48,7 @@ Status serve(CoordinatorFlags& flags, ShutdownSignal& signal) {
 }
 
 int run(CoordinatorFlags flags) {
-  ShutdownSignal signal;
-  Status status = serve(flags, signal);
+  Status status = serve(flags);
   if (status.ok()) return 0;
   std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
   return 1;

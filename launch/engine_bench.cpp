@@ -6,8 +6,9 @@
 
 namespace llm_dist::launch {
 
-EngineBench::EngineBench(const LoadFlags& flags, RankProcess& process)
+EngineBench::EngineBench(const LoadFlags& flags, RankProcess& process, int64_t num_tokens)
     : flags_(flags),
+      progress_(flags.progress_file, num_tokens),
       process_(process),
       engine_(engine::Engine::start(process.engine(),
                                     process.channel(),
@@ -23,7 +24,7 @@ Result<Sample> EngineBench::run(int count, int output_len) {
   for (int i = 0; i < count; ++i) requests.push_back(random_request(output_len));
   int64_t begin = now_ns();
   for (sched::SequenceRequest& request : requests) {
-    sequences.push_back(std::make_shared<LocalSequence>());
+    sequences.push_back(std::make_shared<LocalSequence>([this](int32_t) { progress_.add(); }));
     RETURN_IF_ERROR(engine_->submit(std::move(request), sequences.back()).status());
   }
   Sample sample;

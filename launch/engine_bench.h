@@ -5,6 +5,7 @@
 #include <random>
 
 #include "launch/bench.h"
+#include "launch/bench_progress.h"
 #include "src/engine/engine.h"
 
 namespace llm_dist::launch {
@@ -20,7 +21,8 @@ struct Sample {
 // Rank 0 only; the others follow.
 class EngineBench {
  public:
-  EngineBench(const LoadFlags& flags, RankProcess& process);
+  // All runs together are to generate `num_tokens`.
+  EngineBench(const LoadFlags& flags, RankProcess& process, int64_t num_tokens);
 
   // `count` sequences at once, random prompts, exactly output_len tokens each.
   Result<Sample> run(int count, int output_len);
@@ -31,6 +33,7 @@ class EngineBench {
   sched::SequenceRequest random_request(int output_len);
 
   const LoadFlags& flags_;
+  BenchProgress progress_;  // outlives the engine, which counts
   RankProcess& process_;
   std::unique_ptr<engine::Engine> engine_;
   std::mt19937 random_{1};

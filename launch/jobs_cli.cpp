@@ -11,6 +11,7 @@
 
 #include "cluster/store/job.h"
 #include "launch/commands.h"
+#include "launch/progress_bar.h"
 #include "launch/server_access.h"
 #include "src/base/format.h"
 #include "src/http/client.h"
@@ -24,6 +25,7 @@ using nlohmann::json;
 constexpr double kRequestSeconds = 70;  // longer than the longest wait that the coordinator grants
 constexpr int kTries = 30;
 constexpr int kKeyBytes = 16;
+constexpr size_t kBarWidth = 10;
 constexpr auto kBetween = std::chrono::seconds(1);
 
 struct Connection {
@@ -104,15 +106,46 @@ std::string age_of(const json& job) {
   return format("{}h{}m", seconds / 3600, seconds / 60 % 60);
 }
 
-void print_table(const json& jobs) {
-  std::printf(
-      "%-10s %-16s %-16s %-11s %7s %8s  %s\n", "JOB", "TYPE", "MODEL", "STATE", "ATTEMPT", "AGE", "REASON");
+// A measurement's tokens, a batch's items; nothing where there is none to tell of.
+std::string progress_of(const Connection& connection, const json& job) {
+  std::string id = text_of(job, "id");
+  int64_t done = 0;
+  int64_t total = 0;
+  if (text_of(job, "type") == "bench" && job.value("attempt", 0) > 0) {
+    Result<json> attempts = ask_json(connection, "GET", format("/v1/jobs/{}/attempts", id));
+    if (!attempts.ok() || attempts.value()["data"].empty()) return "";
+    json progress = attempts.value()["data"].back()["progress"];
+    if (!progress.is_object()) return "";
+    done = progress.value("done", int64_t{0});
+    total = progress.value("total", int64_t{0});
+  } else if (text_of(job, "type") == "batch_inference") {
+    Result<json> batch =
+        ask_json(connection, "GET", format("/v1/batches/batch-{}", id.substr(id.find('-') + 1)));
+    if (!batch.ok()) return "";
+    json counts = batch.value()["request_counts"];
+    done = counts.value("completed", int64_t{0}) + counts.value("failed", int64_t{0});
+    total = counts.value("total", int64_t{0});
+  }
+  return total <= 0 ? "" : progress_text(static_cast<size_t>(done), static_cast<size_t>(total), kBarWidth);
+}
+
+void print_table(const Connection& connection, const json& jobs) {
+  std::printf("%-10s %-16s %-16s %-11s %-24s %7s %8s  %s\n",
+              "JOB",
+              "TYPE",
+              "MODEL",
+              "STATE",
+              "PROGRESS",
+              "ATTEMPT",
+              "AGE",
+              "REASON");
   for (const json& job : jobs) {
-    std::printf("%-10s %-16s %-16.16s %-11s %7d %8s  %s\n",
+    std::printf("%-10s %-16s %-16.16s %-11s %-24s %7d %8s  %s\n",
                 text_of(job, "id").c_str(),
                 text_of(job, "type").c_str(),
                 text_of(job["spec"], "model").c_str(),
                 text_of(job, "state").c_str(),
+                progress_of(connection, job).c_str(),
                 job.value("attempt", 0),
                 age_of(job).c_str(),
                 text_of(job, "reason").c_str());
@@ -179,7 +212,7 @@ Status run_jobs(const JobsFlags& flags) {
   if (flags.as_json || !flags.id.empty()) {
     std::printf("%s\n", answer.dump(2).c_str());
   } else {
-    print_table(answer["data"]);
+    print_table(flags.connection, answer["data"]);
   }
   return ok_status();
 }
@@ -233,7 +266,7 @@ Status run_top(const Connection& connection, bool once) {
     ASSIGN_OR_RETURN(json active,
                      ask_json(connection, "GET", "/v1/jobs?limit=50&state=" + states_of_the_living()));
     if (terminal && !once) std::printf("\033[H\033[2J");
-    print_table(active["data"]);
+    print_table(connection, active["data"]);
     std::fflush(stdout);
     if (once || !terminal) return ok_status();
     std::this_thread::sleep_for(kBetween);

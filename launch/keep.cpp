@@ -13,7 +13,9 @@
 #include <memory>
 #include <optional>
 
+#include "cluster/local_launcher.h"
 #include "cluster/store/location.h"
+#include "cluster/world_folder.h"
 #include "launch/commands.h"
 #include "launch/exit_code.h"
 #include "launch/whole_file.h"
@@ -30,7 +32,7 @@ constexpr auto kGrace = std::chrono::seconds(10);      // after the first polite
 constexpr auto kStragglers = std::chrono::seconds(2);  // for what its command leaves behind
 
 struct KeepFlags {
-  std::string exit_file;
+  std::string folder;
   std::string owner;
   int orphan_seconds = 60;
   std::vector<std::string> command;
@@ -70,6 +72,7 @@ class Keeper {
       if (orphaned()) ask_to_end();
       if (kill_at_ && Clock::now() >= *kill_at_) signal_descendants(getpid(), SIGKILL);
     }
+    cluster::remove_world_folder(flags_.folder);
     write_exit();
     return code_;
   }
@@ -125,7 +128,7 @@ class Keeper {
   }
 
   void write_exit() {
-    Status written = write_whole_file(flags_.exit_file, format("{}\n", code_));
+    Status written = write_whole_file(cluster::exit_file_of(flags_.folder), format("{}\n", code_));
     if (!written.ok()) log_error("{}", written.message());
   }
 
@@ -143,7 +146,7 @@ RunCommand add_keep(CLI::App& program) {
   auto flags = std::make_shared<KeepFlags>();
   CLI::App* app = program.add_subcommand("keep", "Run one command for the coordinator");
   app->group("");  // in no list of commands
-  app->add_option("--exit-file", flags->exit_file, "Where the exit code is written")->required();
+  app->add_option("--folder", flags->folder, "Of the attempt: the exit code is written there")->required();
   app->add_option("--owner", flags->owner, "The store whose coordinator this command belongs to")->required();
   app->add_option(
       "--orphan-seconds", flags->orphan_seconds, "Without a coordinator, then the command is ended");

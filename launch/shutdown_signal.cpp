@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <utility>
 
 #include "launch/exit_code.h"
 
@@ -14,8 +15,9 @@ constexpr auto kSameSignal = std::chrono::seconds(1);
 constexpr long kPollNanoseconds = 100'000'000;
 }  // namespace
 
-ShutdownSignal::ShutdownSignal() {
+ShutdownSignal::ShutdownSignal(std::function<void()> on_hangup) : on_hangup_(std::move(on_hangup)) {
   sigemptyset(&signals_);
+  if (on_hangup_) sigaddset(&signals_, SIGHUP);
   for (int number : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&signals_, number);
   pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
   listener_ = std::thread([this] { listen(); });
@@ -36,6 +38,11 @@ void ShutdownSignal::listen() {
     std::lock_guard lock(mutex_);
     if (stopping_) return;
     if (number < 0 || ignoring_) continue;
+    if (number == SIGHUP) {
+      hung_up_ = true;
+      changed_.notify_all();
+      continue;
+    }
     bool asked_before = !reason_.empty();
     if (asked_before && Clock::now() < signalled_at_ + kSameSignal) continue;
     if (!waiting_ || asked_before) _exit(kSignalExitBase + number);
@@ -48,8 +55,14 @@ void ShutdownSignal::listen() {
 std::string ShutdownSignal::wait() {
   std::unique_lock lock(mutex_);
   waiting_ = true;
-  changed_.wait(lock, [this] { return !reason_.empty(); });
-  return reason_;
+  while (true) {
+    changed_.wait(lock, [this] { return hung_up_ || !reason_.empty(); });
+    if (!reason_.empty()) return reason_;
+    hung_up_ = false;
+    lock.unlock();
+    on_hangup_();
+    lock.lock();
+  }
 }
 
 bool ShutdownSignal::is_raised() {

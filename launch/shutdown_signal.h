@@ -1,10 +1,11 @@
 // ShutdownSignal: SIGINT, SIGTERM and SIGUSR1 as something to wait for, and a way to ask for the same from
-// inside.
+// inside. SIGHUP too, for who has something to read again.
 #pragma once
 
 #include <signal.h>
 
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -17,7 +18,10 @@ class ShutdownSignal {
  public:
   // Blocks the signals in this thread and those it starts later. Until wait() is called a signal ends the
   // process at once.
-  ShutdownSignal();
+  ShutdownSignal() : ShutdownSignal(nullptr) {}
+  // `on_hangup` is called by wait(), after each SIGHUP, also one that came before. Without it SIGHUP ends the
+  // process.
+  explicit ShutdownSignal(std::function<void()> on_hangup);
   ~ShutdownSignal();
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;
@@ -33,12 +37,14 @@ class ShutdownSignal {
  private:
   void listen();
 
+  const std::function<void()> on_hangup_;
   sigset_t signals_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool waiting_ = false;
   bool ignoring_ = false;
   bool stopping_ = false;
+  bool hung_up_ = false;
   std::string reason_;
   TimePoint signalled_at_;
   std::thread listener_;

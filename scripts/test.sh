@@ -30,7 +30,7 @@ phase "Building (release, CUDA and NCCL modules and the GPU tests)"
 run_logged build/log/configure.log cmake --preset release -D LLM_DIST_CUDA=ON -D LLM_DIST_TESTS=ON
 run_logged build/log/build.log cmake --build build/release -j "$jobs" --target llm-dist llm_dist_mpi \
   llm_dist_cuda llm_dist_nccl cuda_ops_test cuda_backend_test cuda_golden_test comm_nccl_test comm_p2p_test \
-  comm_p2p_bench
+  comm_p2p_bench cluster_simulation_test
 
 phase "clang-tidy on changed files"
 scripts/tidy.sh build/asan build/release
@@ -41,6 +41,8 @@ export ASAN_OPTIONS=detect_leaks=1:abort_on_error=1 UBSAN_OPTIONS=print_stacktra
 export LSAN_OPTIONS=suppressions=$repo_dir/tests/lsan.supp
 status=0
 ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 -LE "gpu|slurm" || status=1
+# Ten thousand seeds: without a sanitizer, on every core.
+LLM_DIST_FULL=1 ctest --test-dir build/release --output-on-failure --no-tests=error -R '^cluster_simulation_test$' || status=1
 tiers="cpu, ranks, fault" not_run=""
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
   ctest --test-dir build/release --output-on-failure --timeout 900 -j 1 -L gpu || status=1

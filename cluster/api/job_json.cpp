@@ -58,7 +58,7 @@ ordered_json event_json(const Event& event) {
   return out;
 }
 
-ordered_json attempt_json(const Attempt& attempt, const std::string& api_key) {
+ordered_json attempt_json(const Attempt& attempt, const AttemptExtras& extras) {
   ordered_json out;
   out["object"] = "job.attempt";
   out["job"] = job_name(attempt.job);
@@ -68,10 +68,14 @@ ordered_json attempt_json(const Attempt& attempt, const std::string& api_key) {
   out["slots"] = attempt.slots;
   out["endpoint"] = text_or_null(attempt.endpoint);
   bool serves = attempt.state == AttemptState::kRunning && !attempt.endpoint.empty();
-  out["api_key"] = serves ? text_or_null(api_key) : ordered_json(nullptr);
+  out["api_key"] = serves ? text_or_null(extras.api_key) : ordered_json(nullptr);
   out["reason"] = text_or_null(attempt.reason);
   out["exit_code"] =
       attempt.state == AttemptState::kEnded ? ordered_json(attempt.exit_code) : ordered_json(nullptr);
+  out["progress"] = nullptr;
+  if (extras.progress) {
+    out["progress"] = {{"done", extras.progress->done}, {"total", extras.progress->total}};
+  }
   out["started_at"] = seconds_or_null(attempt.started_us);
   out["ended_at"] = seconds_or_null(attempt.ended_us);
   return out;
@@ -111,9 +115,9 @@ std::string render_event_list(const std::vector<Event>& events, bool has_more) {
   return list_of(events, has_more, event_json);
 }
 std::string render_attempts(const std::vector<Attempt>& attempts,
-                            const std::function<std::string(const Attempt&)>& key_of) {
+                            const std::function<AttemptExtras(const Attempt&)>& extras_of) {
   return list_of(
-      attempts, false, [&](const Attempt& attempt) { return attempt_json(attempt, key_of(attempt)); });
+      attempts, false, [&](const Attempt& attempt) { return attempt_json(attempt, extras_of(attempt)); });
 }
 
 std::string_view batch_status(JobState state) {

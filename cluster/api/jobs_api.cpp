@@ -328,12 +328,14 @@ void JobsApi::attempts(const http::Request& request, const WriterPtr& writer) {
   if (!attempts.ok()) return void(writer->send(error_reply(attempts.status())));
   // Who may ask a replica makes it work: reading is not enough.
   bool shows_keys = parts_.access.has(request, Scope::kWrite);
-  auto key_of = [&](const Attempt& attempt) {
-    return shows_keys ? parts_.secrets.api_key(attempt.job, attempt.number) : "";
+  auto extras_of = [&](const Attempt& attempt) {
+    std::string folder = attempt_folder({.folder = parts_.attempts_folder}, attempt.job, attempt.number);
+    return AttemptExtras{.api_key = shows_keys ? parts_.secrets.api_key(attempt.job, attempt.number) : "",
+                         .progress = read_progress(folder)};
   };
   // It has keys in it.
   writer->send(
-      {.headers = {{"Cache-Control", "no-store"}}, .body = render_attempts(attempts.value(), key_of)});
+      {.headers = {{"Cache-Control", "no-store"}}, .body = render_attempts(attempts.value(), extras_of)});
 }
 
 void JobsApi::logs(const http::Request& request, const WriterPtr& writer) {

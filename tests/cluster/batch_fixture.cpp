@@ -91,7 +91,7 @@ Observation FakeMachine::observe(const std::string& handle, const std::string&) 
   return {.running = alive, .exit_code = alive ? std::nullopt : std::optional<int>(137)};
 }
 void FakeMachine::stop(const std::string& handle, StopMode) { replicas[std::stoul(handle)]->die(); }
-int FakeMachine::sweep(const std::string&) { return 0; }
+int FakeMachine::sweep(const std::string&, const std::string&) { return 0; }
 
 std::string item_line(const std::string& custom_id, const std::string& prompt, const std::string& model) {
   json line = {{"custom_id", custom_id},
@@ -137,7 +137,8 @@ void BatchFixture::restart() {
                                                    .workers = *workers_,
                                                    .catalogue = catalogue_,
                                                    .secrets = secrets_,
-                                                   .access = access_});
+                                                   .access = access_,
+                                                   .attempts_folder = folder_.file("jobs")});
   files_ = std::make_unique<FilesApi>(FilesApi::Parts{.store = *store_,
                                                       .commit = *commit_,
                                                       .workers = *workers_,

@@ -64,7 +64,7 @@ class FakeMachine : public Launcher {
   Result<std::string> launch(const LaunchRequest& request) override;
   Observation observe(const std::string& handle, const std::string& folder) override;
   void stop(const std::string& handle, StopMode mode) override;
-  int sweep(const std::string& mark) override;
+  int sweep(const std::string& mark, const std::string& folder) override;
   FakeReplica& last() { return *replicas.back(); }
 
   FakeReplica::Behaviour behaviour;

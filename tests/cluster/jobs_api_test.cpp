@@ -339,6 +339,17 @@ TEST_F(JobsApiTest, AReplicasKeyIsShownWhileItServes) {
   EXPECT_EQ(get("/v1/jobs/job-1/attempts").body["data"][0]["api_key"], nullptr);
 }
 
+TEST_F(JobsApiTest, AnAttemptShowsHowFarItsMeasurementIs) {
+  ASSERT_EQ(post("/v1/jobs", R"({"type":"bench","model":"m","bench":"latency"})").status, 201);
+  start(1);
+  EXPECT_EQ(get("/v1/jobs/job-1/attempts").body["data"][0]["progress"], nullptr);
+  std::string folder = folder_.file("jobs/job-1/1");
+  std::filesystem::create_directories(folder);
+  std::ofstream(progress_file_of(folder)) << "7 40\n";
+  json shown = get("/v1/jobs/job-1/attempts").body["data"][0]["progress"];
+  EXPECT_EQ(shown, (json{{"done", 7}, {"total", 40}}));
+}
+
 TEST_F(JobsApiTest, LogsGoOnWhereTheyEnded) {
   ASSERT_EQ(post("/v1/jobs", kBody).status, 201);
   start(1);

@@ -198,6 +198,9 @@ void OpenApiTest::read_and_change_jobs() {
   ask(404, "GET", one, "job-99");
   tick();
   for (const char* what : {"/attempts", "/logs", "/events"}) ask(404, "GET", one + what, "job-99");
+  const std::string attempt = attempt_folder({.folder = folder_.file("jobs")}, 1, 1);
+  std::filesystem::create_directories(attempt);
+  std::ofstream(progress_file_of(attempt)) << "7 40";
   EXPECT_FALSE(ask(200, "GET", one + "/attempts", "job-1").body["data"][0]["api_key"].is_null());
   ask(200, "GET", one + "/logs", "job-1");
   for (int i = 0; i < 2; ++i) {

@@ -5,6 +5,7 @@ nothing of them is left behind, also when coordinator, keeper or mpirun are kill
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,27 @@ class Cluster:
                 pass
         return found
 
+    def segments(self):
+        """The files in shared memory that they have mapped."""
+        found = set()
+        for pid in self.processes():
+            try:
+                maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
+            except OSError:
+                continue
+            found |= {pathlib.Path(name) for name in re.findall(r"(/dev/shm/\S+)", maps)}
+        return found
+
+    def worlds(self):
+        """The folders in shared memory that attempts have."""
+        found = set()
+        for link in self.folder.glob("store.db.jobs/*/*/world"):
+            try:
+                found.add(pathlib.Path(os.readlink(link)))
+            except FileNotFoundError:
+                pass  # its attempt has just ended
+        return found
+
     def endpoint(self, job):
         return self.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["endpoint"]
 
@@ -158,15 +180,43 @@ class ReplicasTest(unittest.TestCase):
     def test_two_ranks_under_mpirun(self):
         cluster = self.cluster()
         job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2", "tp": 2})["id"]
-        cluster.wait_state(job, "RUNNING")
-        mpirun = next(p for p, line in cluster.processes().items() if line[0].endswith("mpirun"))
-        os.kill(mpirun, signal.SIGKILL)
-        cluster.wait_state(job, "RUNNING", attempt=2)
-        # Keeper, mpirun, two ranks.
-        cluster.wait_for(lambda: len(cluster.processes()) <= 4, "all of the first attempt to be gone")
+        folders = []
+
+        def running(attempt):
+            cluster.wait_state(job, "RUNNING", attempt)
+            # Keeper, mpirun, two ranks.
+            cluster.wait_for(lambda: len(cluster.processes()) <= 4, "all of the attempt before to be gone")
+            self.assertEqual([f for f in folders if f.exists()], [], "shared memory of attempts that have ended")
+            folders.append(self.world_folder(cluster, job, attempt))
+            return cluster.processes()
+
+        def kill(pids):
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # it ended with its mpirun
+
+        kill(p for p, line in running(1).items() if line[0].endswith("mpirun"))
+        kill(p for p, line in running(2).items() if line[1] != "keep")
+        kill(running(3))
+        world = running(4)
+        cluster.kill()
+        kill(world)
+        cluster.start()
+        running(5)
         cluster.call("POST", f"/v1/jobs/{job}/suspend")
         cluster.wait_state(job, "SUSPENDED")
         self.nothing_left(cluster)
+        self.assertEqual([f for f in folders if f.exists()], [])
+
+    def world_folder(self, cluster, job, attempt):
+        """Where all that the ranks share by name stands."""
+        folder = pathlib.Path(os.readlink(cluster.folder / f"store.db.jobs/{job}/{attempt}/world"))
+        self.assertEqual(folder.stat().st_mode & 0o777, 0o700)
+        self.assertEqual([name for name in cluster.segments() if name.exists() and folder not in name.parents], [])
+        self.assertTrue(any("segment" in name.name for name in folder.iterdir()), "the ranks share nothing there")
+        return folder
 
     def test_open_requests_are_answered_before_the_end(self):
         cluster = self.cluster()
@@ -210,6 +260,12 @@ class ReplicasTest(unittest.TestCase):
         cluster.wait_state(job, "SUCCEEDED")
         result = json.loads((cluster.folder / f"store.db.jobs/{job}/1/result.json").read_text())
         self.assertTrue(result)
+        # A warm-up and three runs, of one sequence of four tokens.
+        self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["progress"],
+                         {"done": 16, "total": 16})
+        table = subprocess.run([BINARY, "jobs", "--url", f"http://127.0.0.1:{cluster.port}"], check=True,
+                               capture_output=True, text=True).stdout
+        self.assertIn("[##########] 16/16", table)
         self.nothing_left(cluster)
 
 

@@ -44,7 +44,7 @@ class FakeMachine : public Launcher {
     Process& process = processes[std::stoul(handle)];
     (mode == StopMode::kKill ? process.num_kills : process.num_terminates)++;
   }
-  int sweep(const std::string& mark) override {
+  int sweep(const std::string& mark, const std::string&) override {
     int found = 0;
     for (Process& process : processes) {
       if (process.request.mark != mark || !process.running) continue;

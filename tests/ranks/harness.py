@@ -27,6 +27,8 @@ FULL = bool(os.environ.get("LLM_DIST_FULL"))
 STARTUP_S = 300  # until a server is ready, on a machine that others load
 REQUEST_S = 600
 MARK = "LLM_DIST_TEST_WORLD"
+OPEN_MPI_FOLDERS = ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
+                    "OMPI_MCA_orte_tmpdir_base", "PRTE_MCA_prte_tmpdir_base")
 
 
 def binary():
@@ -191,6 +193,9 @@ class World:
         self.log_path = self.dir / "log"
         self.mark = uuid.uuid4().hex
         self.shm_before = shared_memory()
+        # What Open MPI cannot remove when it is killed goes with the world.
+        self.shm_dir = tempfile.mkdtemp(prefix="llm-dist-test-", dir="/dev/shm")
+        places = {name: self.shm_dir for name in OPEN_MPI_FOLDERS}
         command = mpirun(np, *mpi_options)
         if record_exits:
             command += ["sh", "-c", EXIT_CODE_SHELL, "rank", str(self.dir)]
@@ -199,14 +204,15 @@ class World:
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, **(env or {}), MARK: self.mark})
+                env={**os.environ, **places, **(env or {}), MARK: self.mark})
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.kill()
-        shutil.rmtree(self.dir, ignore_errors=True)
+        for folder in (self.dir, self.shm_dir):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def kill(self):
         for pid in [self.process.pid, *processes_marked(self.mark)]:

@@ -22,6 +22,7 @@ constexpr SupervisorOptions kSupervision{.stable_us = 20 * kSecondUs,
                                          .kill_after_us = 5 * kSecondUs};
 constexpr BatchRunOptions kBatches{
     .concurrency = 3, .item_timeout = seconds(20), .backoff = milliseconds(250), .max_backoff = seconds(4)};
+constexpr auto kBetweenLooks = seconds(2);
 constexpr int64_t kKeepUs = 120 * kSecondUs;  // jobs that have ended
 
 }  // namespace
@@ -42,8 +43,39 @@ Result<std::unique_ptr<CoordinatorLife>> CoordinatorLife::begin(const Place& pla
 }
 
 void CoordinatorLife::go() {
-  supervisor_ = fibers_->start([this] { supervise(); });
-  batches_ = fibers_->start([this] { run_batches(); });
+  World& world = place_.world;
+  auto now_us = [&world] { return world.now_us(); };
+  auto commit = [this, now_us](CommandBody body) { return commit_.commit(now_us(), std::move(body)); };
+  caretaker_.start({.supervisor = {.store = *store_,
+                                   .commit = commit,
+                                   .launcher = place_.machine,
+                                   .watch = *watch_,
+                                   .catalogue = catalogue_,
+                                   .places = {.store_path = "store",
+                                              .folder = place_.folder + "/jobs",
+                                              .url = "http://coordinator"},
+                                   .secrets = secrets_,
+                                   .now_us = now_us,
+                                   .options = kSupervision},
+                    .batches = {.store = *store_,
+                                .commit = commit,
+                                .contents = contents_,
+                                .secrets = secrets_,
+                                .wake = {},
+                                .options = kBatches,
+                                .threads = fibers_,
+                                .connect = [this] { return make_item_client(place_.machine); },
+                                .seed = world.options.seed},
+                    .retention = {.store = *store_,
+                                  .commit = commit,
+                                  .attempts_folder = place_.folder + "/jobs",
+                                  .keep_us = place_.removes_old_jobs ? kKeepUs : 0,
+                                  .now_us = now_us},
+                    .between_looks = kBetweenLooks,
+                    .between_removals = Duration::zero(),
+                    .on_error = [&world](const char* what, const Status& status) {
+                      world.note("{}: {}", what, status.message());
+                    }});
 }
 
 CoordinatorLife::CoordinatorLife(const Place& place, std::unique_ptr<CheckedStore> store)
@@ -53,7 +85,7 @@ CoordinatorLife::CoordinatorLife(const Place& place, std::unique_ptr<CheckedStor
       catalogue_({{"m", {.path = "/m.gguf", .max_ranks = 8}}}),
       contents_(place.folder + "/files"),
       watch_(make_watch(place.machine)),
-      wake_(fibers_->make_condition()),
+      caretaker_(fibers_),
       feed_(*store_, fibers_),
       jobs_api_({.store = *store_,
                  .commit = commit_,
@@ -85,7 +117,7 @@ CoordinatorLife::CoordinatorLife(const Place& place, std::unique_ptr<CheckedStor
               {.on_changed =
                    [this](const std::vector<JobId>& jobs) {
                      feed_.changed(jobs);
-                     wake();
+                     caretaker_.wake();
                    },
                .threads = fibers_}),
       router_(render_http_error) {
@@ -103,73 +135,6 @@ void CoordinatorLife::add_routes() {
   replicas_api_.add_routes(router_);
   files_api_.add_routes(router_);
   batches_api_.add_routes(router_);
-}
-
-void CoordinatorLife::stop() {
-  stopping_ = true;
-  wake_->notify_all();
-  if (supervisor_) supervisor_->join();
-  if (batches_) batches_->join();
-}
-
-void CoordinatorLife::wake() {
-  woken_ = true;
-  batches_woken_ = true;
-  wake_->notify_all();
-}
-
-bool CoordinatorLife::sleep(bool& woken) {
-  std::unique_lock lock(mutex_);
-  TimePoint tick = fibers_->now() + fibers_->between(1, 4);
-  wake_->wait_for(lock, tick, [&] { return stopping_ || woken; });
-  if (stopping_) return false;
-  woken = false;
-  lock.unlock();
-  place_.world.await(milliseconds(20));
-  return true;
-}
-
-void CoordinatorLife::supervise() {
-  World& world = place_.world;
-  Supervisor supervisor(
-      {.store = *store_,
-       .commit = [&](CommandBody body) { return commit_.commit(world.now_us(), std::move(body)); },
-       .launcher = place_.machine,
-       .watch = *watch_,
-       .catalogue = catalogue_,
-       .places = {.store_path = "store", .folder = place_.folder + "/jobs", .url = "http://coordinator"},
-       .secrets = secrets_,
-       .now_us = [&world] { return world.now_us(); },
-       .options = kSupervision});
-  do {
-    Status status = supervisor.tick();
-    if (!status.ok()) world.note("supervision: {}", status.message());
-  } while (sleep(woken_));
-}
-
-void CoordinatorLife::run_batches() {
-  World& world = place_.world;
-  auto commit = [&](CommandBody body) { return commit_.commit(world.now_us(), std::move(body)); };
-  BatchRunner runner({.store = *store_,
-                      .commit = commit,
-                      .contents = contents_,
-                      .secrets = secrets_,
-                      .wake = [this] { wake(); },
-                      .options = kBatches,
-                      .threads = fibers_,
-                      .connect = [this] { return make_item_client(place_.machine); },
-                      .seed = world.options.seed});
-  Retention retention({.store = *store_,
-                       .commit = commit,
-                       .attempts_folder = place_.folder + "/jobs",
-                       .keep_us = place_.removes_old_jobs ? kKeepUs : 0,
-                       .now_us = [&world] { return world.now_us(); }});
-  do {
-    Status status = runner.tick();
-    if (!status.ok()) world.note("batches: {}", status.message());
-    Result<bool> more = retention.tick();
-    if (!more.ok()) world.note("retention: {}", more.status().message());
-  } while (sleep(batches_woken_));
 }
 
 }  // namespace llm_dist::cluster::simulation

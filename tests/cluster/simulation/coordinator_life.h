@@ -9,9 +9,7 @@
 #include "cluster/api/files_api.h"
 #include "cluster/api/jobs_api.h"
 #include "cluster/api/replicas_api.h"
-#include "cluster/batch_runner.h"
-#include "cluster/retention.h"
-#include "cluster/supervisor.h"
+#include "cluster/caretaker.h"
 #include "tests/cluster/simulation/checked_store.h"
 
 namespace llm_dist::cluster::simulation {
@@ -37,7 +35,7 @@ class CoordinatorLife {
   // Begins to look after jobs.
   void go();
   // Asked to end: as SIGTERM.
-  void stop();
+  void stop() { caretaker_.stop(); }
   // After a crash nobody is answered.
   const std::shared_ptr<bool> dead = std::make_shared<bool>(false);
 
@@ -50,10 +48,6 @@ class CoordinatorLife {
  private:
   CoordinatorLife(const Place& place, std::unique_ptr<CheckedStore> store);
   void add_routes();
-  void supervise();
-  void run_batches();
-  bool sleep(bool& woken);
-  void wake();
 
   Place place_;
   std::shared_ptr<Fibers> fibers_;
@@ -63,11 +57,7 @@ class CoordinatorLife {
   Access access_{{}};
   FileContents contents_;
   std::unique_ptr<ReplicaWatch> watch_;
-  std::mutex mutex_;
-  std::unique_ptr<Condition> wake_;
-  bool woken_ = false;
-  bool batches_woken_ = false;
-  bool stopping_ = false;
+  Caretaker caretaker_;
   EventFeed feed_;
   JobsApi jobs_api_;
   ReplicasApi replicas_api_;
@@ -77,8 +67,6 @@ class CoordinatorLife {
   Workers file_workers_;
   GroupCommit commit_;  // what is queued when it ends still calls the above
   http::Router router_;
-  std::unique_ptr<Thread> supervisor_;
-  std::unique_ptr<Thread> batches_;
 };
 
 }  // namespace llm_dist::cluster::simulation

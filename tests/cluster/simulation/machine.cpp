@@ -85,7 +85,7 @@ void Machine::stop(const std::string& handle, StopMode mode) {
   });
 }
 
-int Machine::sweep(const std::string& mark) {
+int Machine::sweep(const std::string& mark, const std::string&) {
   world_.await();
   if (world_.options.mutant == Mutant::kLaunchesTwice) return 0;
   int found = 0;

@@ -52,7 +52,7 @@ class Machine : public Launcher {
   Result<std::string> launch(const LaunchRequest& request) override;
   Observation observe(const std::string& handle, const std::string& folder) override;
   void stop(const std::string& handle, StopMode mode) override;
-  int sweep(const std::string& mark) override;
+  int sweep(const std::string& mark, const std::string& folder) override;
 
   // Every process ends: power failed, or the keepers saw no coordinator for too long.
   void end_all(std::optional<int> exit_code);
