@@ -149,7 +149,7 @@ class Steps(SlurmTest):
     def test_without_a_secret_two_nodes_are_told_what_to_do(self):
         done = self.cluster.run(["srun", "-N2", "-n2", "--mpi=none", harness.binary(), "doctor"], check=False)
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stdout + done.stderr, "LLM_DIST_LAUNCH_SECRET|host name n1")
+        self.assertRegex(done.stdout + done.stderr, "LLM_DIST_LAUNCH_SECRET|host name n1: .*MASTER_ADDR")
 
     def test_a_batch_scripts_tasks_are_no_step(self):
         script = self.work / "plain.sh"
