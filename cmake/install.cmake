@@ -50,6 +50,10 @@ configure_file(${PROJECT_SOURCE_DIR}/packaging/modulefile.in ${PROJECT_BINARY_DI
 install(FILES ${PROJECT_BINARY_DIR}/modulefile DESTINATION share/modulefiles/llm-dist RENAME ${PROJECT_VERSION}
         COMPONENT program)
 
+# What a cluster's user hands to mpirun and Slurm.
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/mpirun.sh DESTINATION share/llm-dist COMPONENT program)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/launch/slurm DESTINATION share/llm-dist COMPONENT program)
+
 install(CODE "
   execute_process(COMMAND python3 \"${PROJECT_SOURCE_DIR}/scripts/licences.py\" --onednn \"${LLM_DIST_DEPS_DIR}/onednn\"
                           \"${PROJECT_BINARY_DIR}/licences\"

@@ -1,24 +1,20 @@
 // llm-dist: one program; what it does is its first argument.
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cstdio>
+#include <chrono>
 #include <iostream>
 #include <map>
-#include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/rank_discovery.h"
 #include "launch/commands.h"
 #include "launch/config_file.h"
-#include "launch/near_words.h"
+#include "launch/flag_errors.h"
 #include "launch/shell_help.h"
 #include "src/base/log_format.h"
 
 namespace {
-
-using llm_dist::launch::close_match;
-using llm_dist::launch::known_flags;
 
 // CLI11 refuses short names of two letters; users of other servers type them.
 std::vector<std::string> rewritten_arguments(int argc, char** argv) {
@@ -41,30 +37,10 @@ bool leads_world() {
   return !info.ok() || info->rank == 0;
 }
 
-std::vector<std::string> command_names(const CLI::App& program) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : program.get_subcommands({})) names.push_back(command->get_name());
-  return names;
-}
-
-// "Did you mean --tensor-parallel-size?" for each flag that is not known, or for a command that is not.
-void suggest(const CLI::App& program, const std::vector<std::string>& arguments) {
-  if (program.get_subcommands().empty() && !arguments.empty()) {
-    const std::string& word = arguments.front();
-    std::string best = close_match(word, command_names(program));
-    if (!best.empty())
-      std::fprintf(stderr, "%s is no command. Did you mean %s?\n", word.c_str(), best.c_str());
-  }
-  const CLI::App* command = &program;
-  for (const CLI::App* sub : program.get_subcommands()) command = sub;
-  std::vector<std::string> known = known_flags(*command);
-  for (const std::string& argument : arguments) {
-    std::string flag = argument.substr(0, argument.find('='));
-    if (flag.rfind("--", 0) != 0 || std::find(known.begin(), known.end(), flag) != known.end()) continue;
-    std::string best = close_match(flag, known);
-    if (!best.empty())
-      std::fprintf(stderr, "%s is not a flag here. Did you mean %s?\n", flag.c_str(), best.c_str());
-  }
+// mpirun ends every rank as soon as one has failed: the one that speaks goes first.
+int after_the_leader(int code) {
+  if (code != 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  return code;
 }
 
 }  // namespace
@@ -104,7 +80,8 @@ int main(int argc, char** argv) {
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   auto all = llm_dist::launch::with_config_file(program, arguments);
   if (!all.ok()) {
-    if (leads_world()) llm_dist::announce(all.status().message());
+    if (!leads_world()) return after_the_leader(1);
+    llm_dist::announce(all.status().message());
     return 1;
   }
   try {
@@ -112,11 +89,10 @@ int main(int argc, char** argv) {
     program.parse(std::vector<std::string>(all->rbegin(), all->rend()));
   } catch (const CLI::ParseError& error) {
     // Every rank reads the same arguments: one of them says what is wrong.
-    std::ostringstream unheard;
-    bool speaks = leads_world();
-    int code = program.exit(error, speaks ? std::cout : unheard, speaks ? std::cerr : unheard);
-    if (code != 0 && speaks) suggest(program, arguments);
-    return code;
+    if (!leads_world()) return after_the_leader(error.get_exit_code());
+    if (error.get_exit_code() == 0) return program.exit(error);  // --help, --version
+    std::cerr << llm_dist::launch::flag_error(program, error, arguments);
+    return error.get_exit_code();
   }
   for (const CLI::App* chosen : program.get_subcommands()) return commands.at(chosen->get_name())();
   return 2;

@@ -75,7 +75,8 @@ Status serve_requests(const ServeFlags& flags,
   std::unique_ptr<Registration> registration = register_with_coordinator(api.url());
 
   std::string why = signal.wait();
-  log_info("{}: draining for at most {} s", why, flags.shutdown_timeout_seconds);
+  log_info(
+      "{}: draining for at most {} s; another signal ends it at once", why, flags.shutdown_timeout_seconds);
   Status drained = api.drain(Deadline::after_seconds(flags.shutdown_timeout_seconds));
   if (!drained.ok()) log_warning("not every request ended in time: {}", drained.message());
   Status closed = api.shutdown(Deadline::after_seconds(1));
@@ -84,10 +85,19 @@ Status serve_requests(const ServeFlags& flags,
   return ok_status();
 }
 
-Status lead(const ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
-  EndpointFile endpoint(flags.endpoint_file);
+// What rank 0 alone can know to be wrong: keys, certificates, the port.
+Result<std::unique_ptr<server::ApiServer>> listen(ServeFlags& flags, EndpointFile& endpoint) {
+  RETURN_IF_ERROR(collect_keys(flags));
   ASSIGN_OR_RETURN(std::unique_ptr<server::ApiServer> api, server::ApiServer::start(flags.server));
   RETURN_IF_ERROR(endpoint.write(api->url()));
+  return api;
+}
+
+Status lead(ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
+  EndpointFile endpoint(flags.endpoint_file);
+  auto listening = listen(flags, endpoint);
+  RETURN_IF_ERROR(process.agree(listening.status()));
+  std::unique_ptr<server::ApiServer> api = std::move(listening).value();
   log_info("listening at {}; loading {}", api->url(), flags.engine.model.model);
   api->set_on_drain([&] { signal.raise("POST /admin/drain"); });
   api->set_on_hung([&](const Status& cause) { process.give_up_from(cause); });
@@ -109,11 +119,11 @@ int run(ServeFlags flags) {
   RankProcess& process = **joined;
   Status status;
   if (process.leads()) {
-    status = collect_keys(flags);
-    if (status.ok()) status = lead(flags, process, signal);
+    status = lead(flags, process, signal);
   } else {
     signal.ignore();  // rank 0 drains and then tells the others to end; its death ends them too
-    status = process.load(flags.engine);
+    status = process.agree(ok_status());
+    if (status.ok()) status = process.load(flags.engine);
     if (status.ok()) status = process.follow();
   }
   return end(process, status);

@@ -16,7 +16,7 @@ build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git pytho
   libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
   libhwy-dev libhwloc-dev libssl-dev libsqlite3-dev)
 test_packages=(iproute2 libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl
-  dpkg-dev file groff-base man-db zsh fish tcl)
+  dpkg-dev file groff-base man-db zsh fish lmod slurm-wlm munge)
 # Clang has an OpenMP of its own.
 fuzz_packages=(clang-19 libclang-rt-19-dev libomp-19-dev libgtest-dev libgmock-dev libbenchmark-dev)
 onednn_version=2023.2.0
@@ -38,6 +38,8 @@ done
 packages=("${build_packages[@]}")
 ! $with_tests || packages+=("${test_packages[@]}")
 ! $with_fuzz || packages+=("${fuzz_packages[@]}")
+# Either of the two module systems will do, and installing one removes the other.
+[ ! -e /usr/share/modules/init/bash ] || packages=("${packages[@]/lmod/environment-modules}")
 rust_packages=(cargo-web rustc-web)
 # Ubuntu 24.04 names its Boost and its newer Rust differently.
 if grep -qx 'ID=ubuntu' "${LLM_DIST_OS_RELEASE:-/etc/os-release}" 2>/dev/null; then

@@ -157,9 +157,13 @@ Result<SocketPlan> join_meeting(const MeetingPlan& plan, Deadline deadline) {
 
 Result<SocketPlan> meet(const MeetingPlan& plan, Deadline deadline) {
   CHECK(plan.rank >= 0 && plan.rank < plan.size, "rank {} of {}", plan.rank, plan.size);
+  auto addresses = resolve_host(plan.address);
+  if (!addresses.ok())
+    return not_found(
+        format("ranks meet at rank 0's host, and {}: give its address as --master-addr or MASTER_ADDR",
+               addresses.status().message()));
   if (plan.secret.empty()) {
-    ASSIGN_OR_RETURN(std::vector<std::string> addresses, resolve_host(plan.address));
-    bool one_host = std::all_of(addresses.begin(), addresses.end(), is_loopback);
+    bool one_host = std::all_of(addresses->begin(), addresses->end(), is_loopback);
     if (!one_host)
       return invalid_argument(format(
           "ranks that meet at {} need a secret that guards their sockets: give every rank the same one in "

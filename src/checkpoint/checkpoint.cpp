@@ -28,7 +28,8 @@ Result<Found> look_at(const std::string& path) {
   std::error_code error;
   Found found;
   fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) return not_found(format("{}: no such file or directory", path));
+  if (!fs::exists(status))
+    return not_found(format("{}: no such file or directory; a model is a path, nothing is downloaded", path));
   if (!fs::is_directory(status)) {
     found.gguf_files.push_back(path);
     return found;

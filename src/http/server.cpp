@@ -7,6 +7,7 @@
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/ip/host_name.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/ssl.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -176,8 +177,10 @@ void Server::Impl::abort_connections() {
 std::string Server::Impl::url() const {
   const std::string scheme = tls_ ? "https" : "http";
   if (!options().uds_path.empty()) return scheme + "+unix://" + percent_encode_slashes(options().uds_path);
-  bool v6 = options().host.find(':') != std::string::npos;
-  return format(v6 ? "{}://[{}]:{}" : "{}://{}:{}", scheme, options().host, port_);
+  std::string host = options().host;
+  if (host == "0.0.0.0" || host == "::") host = asio::ip::host_name();  // where others find it
+  bool v6 = host.find(':') != std::string::npos;
+  return format(v6 ? "{}://[{}]:{}" : "{}://{}:{}", scheme, host, port_);
 }
 
 Result<std::unique_ptr<Server>> Server::create(ServerOptions options, Handler handler) {

@@ -89,12 +89,15 @@ Result<LayoutChoice> choose_layout(
     Layout asked{.tp = tp > 0 ? tp : std::max(1, world_size / std::max(1, pp)),
                  .pp = pp > 0 ? pp : std::max(1, world_size / std::max(1, tp))};
     if (asked.world_size() != world_size) {
-      return invalid_argument(format("tp {} × pp {} is {} ranks, but {} were started: use mpirun -np {}",
-                                     asked.tp,
-                                     asked.pp,
-                                     asked.world_size(),
-                                     world_size,
-                                     asked.world_size()));
+      return invalid_argument(
+          format("tp {} × pp {} is {} ranks, but {} {} started: mpirun -np {}, srun -n{} or --nproc-per-node",
+                 asked.tp,
+                 asked.pp,
+                 asked.world_size(),
+                 world_size,
+                 world_size == 1 ? "was" : "were",
+                 asked.world_size(),
+                 asked.world_size()));
     }
     RETURN_IF_ERROR(check_layout(checkpoint, asked));
     return LayoutChoice{asked, "as asked"};

@@ -180,8 +180,10 @@ std::optional<ApiError> check_ids(const ServedModel& model,
 std::optional<ApiError> check_model(const ServedModel& model, const std::string& name) {
   const auto& names = model.info.served_names;
   if (std::find(names.begin(), names.end(), name) != names.end()) return std::nullopt;
+  std::string served;
+  for (const std::string& one : names) served += format("{}'{}'", served.empty() ? "" : ", ", one);
   return ApiError{.status = 404,
-                  .message = format("the model '{}' does not exist; served here: '{}'", name, names.front()),
+                  .message = format("the model '{}' does not exist; served here: {}", name, served),
                   .param = "model",
                   .code = "model_not_found"};
 }

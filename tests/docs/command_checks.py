@@ -45,7 +45,7 @@ def parser_says(arguments):
                 (pathlib.Path(folder) / word[:100]).touch()
         done = harness.run([*arguments, END], cwd=folder)
     first = (done.stderr.splitlines() or [""])[0]
-    if done.returncode == EXTRA_ARGUMENT and first == f"The following argument was not expected: {END}":
+    if done.returncode == EXTRA_ARGUMENT and first == f"llm-dist: The following argument was not expected: {END}":
         return None
     return done.stderr.replace(END, "").strip() or f"ended with {done.returncode}"
 

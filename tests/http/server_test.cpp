@@ -35,6 +35,16 @@ TEST(Server, EchoesOverOneKeptConnection) {
   }
 }
 
+TEST(Server, NamesItsHostWhereItListensAtAllAddresses) {
+  char name[256] = "";
+  ASSERT_EQ(::gethostname(name, sizeof(name) - 1), 0);
+  for (const char* host : {"0.0.0.0", "::"}) {
+    auto server = start(echo, {.host = host});
+    EXPECT_EQ(server->url(), std::string("http://") + name + ":" + std::to_string(server->port()));
+  }
+  EXPECT_TRUE(start(echo)->url().starts_with("http://127.0.0.1:"));
+}
+
 TEST(Server, AnswersPipelinedRequestsInOrder) {
   // The first answer comes last: order must not depend on it.
   std::vector<std::thread> threads;

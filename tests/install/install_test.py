@@ -95,6 +95,19 @@ class MovedTree(unittest.TestCase):
         self.assertEqual((self.tree / "share/bash-completion/completions/llm-dist").read_text(),
                          self.run_program("completion", "bash").stdout)
 
+    def test_scripts_for_mpirun_and_slurm(self):
+        scripts = self.tree / "share/llm-dist"
+        self.assertEqual({path.name for path in (scripts / "slurm").iterdir()},
+                         {path.name for path in (harness.ROOT / "launch/slurm").iterdir()})
+        with tempfile.TemporaryDirectory() as stub:
+            (pathlib.Path(stub) / "mpirun").write_text('#!/bin/sh\necho "$@"\n')
+            (pathlib.Path(stub) / "mpirun").chmod(0o755)
+            done = subprocess.run([scripts / "mpirun.sh", "/dev/null", "doctor", "--json"], capture_output=True, text=True,
+                                  timeout=60, env={"PATH": f"{stub}:/usr/bin:/bin"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith("--hostfile /dev/null "), done.stdout)
+        self.assertTrue(done.stdout.endswith(" llm-dist doctor --json\n"), done.stdout)
+
     def test_nothing_names_where_it_was_first(self):
         for path in self.tree.rglob("*"):
             if path.is_file() and path.suffix != ".2":

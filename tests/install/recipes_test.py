@@ -18,33 +18,57 @@ VERSION = re.search(r"project\(llm-dist VERSION (\S+)", (harness.ROOT / "CMakeLi
 
 
 class ModuleFile(unittest.TestCase):
-    def load(self, **environment):
-        """What a module command would be told: lines of words."""
-        if shutil.which("tclsh") is None:
-            self.skipTest("tclsh is not installed")
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "tree/share/modulefiles/llm-dist" / VERSION
-            path.parent.mkdir(parents=True)
-            path.write_text((PACKAGING / "modulefile.in").read_text().replace("@PROJECT_VERSION@", VERSION))
-            commands = "".join(f"proc {name} args {{ puts [list {name} {{*}}$args] }}\n"
-                               for name in ("prepend-path", "append-path", "module-whatis", "conflict"))
-            script = f"{commands}set ModulesCurrentModulefile {path}\nsource {path}\nModulesHelp\n"
-            env = {name: value for name, value in os.environ.items() if name != "XDG_DATA_DIRS"}
-            done = subprocess.run(["tclsh"], input=script, capture_output=True, text=True, timeout=60,
-                                  env={**env, **environment})
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("llm-dist", done.stderr)  # the help
-            return done.stdout.replace(f"{folder}/tree", "PREFIX").splitlines()
+    """In Lmod or Environment Modules: a machine can have one of the two."""
+    systems = ("/usr/share/lmod/lmod/init/bash", "/usr/share/modules/init/bash")
+
+    def setUp(self):
+        self.init = next(filter(os.path.exists, self.systems), None)
+        if self.init is None:
+            self.skipTest("neither Lmod nor Environment Modules is installed")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.tree = pathlib.Path(folder.name).resolve() / "tree"
+        path = self.tree / "share/modulefiles/llm-dist" / VERSION
+        path.parent.mkdir(parents=True)
+        path.write_text((PACKAGING / "modulefile.in").read_text().replace("@PROJECT_VERSION@", VERSION))
+        (self.tree / "bin").mkdir()
+        (self.tree / "bin/llm-dist").write_text("#!/bin/sh\n")
+        (self.tree / "bin/llm-dist").chmod(0o755)
+
+    def type(self, lines, **environment):
+        """What a shell of a user prints who types these lines."""
+        typed = f'source {self.init}\nmodule use "{self.tree}/share/modulefiles"\n{lines}'
+        done = subprocess.run(["bash", "--norc", "-c", typed], capture_output=True, text=True, timeout=60,
+                              env={"PATH": "/usr/bin:/bin", "HOME": str(self.tree), **environment})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout + done.stderr
+
+    def variable(self, name, lines="module load llm-dist", **environment):
+        return self.type(f'{lines}\nprintf "[%s]" "${{{name}-unset}}"', **environment).rpartition("[")[2].rstrip("]")
 
     def test_it_finds_the_tree_by_its_own_place(self):
-        lines = self.load(XDG_DATA_DIRS="/opt/share")
-        self.assertIn("prepend-path PATH PREFIX/bin", lines)
-        self.assertIn("prepend-path MANPATH PREFIX/share/man:", lines)
-        self.assertIn("prepend-path XDG_DATA_DIRS PREFIX/share", lines)
-        self.assertNotIn("append-path XDG_DATA_DIRS /usr/share", lines)
+        self.assertIn(f"{self.tree}/bin/llm-dist", self.type("module load llm-dist\ncommand -v llm-dist"))
+        self.assertEqual(self.variable("PATH").split(":")[0], f"{self.tree}/bin")
+        manuals = self.variable("MANPATH").split(":")
+        self.assertEqual(manuals[0], f"{self.tree}/share/man")
+        self.assertIn("", manuals, "man's own folders stay")
 
     def test_the_systems_completions_stay(self):
-        self.assertIn("append-path XDG_DATA_DIRS /usr/share", self.load())
+        self.assertEqual(self.variable("XDG_DATA_DIRS"), f"{self.tree}/share:/usr/local/share:/usr/share")
+        self.assertEqual(self.variable("XDG_DATA_DIRS", XDG_DATA_DIRS="/opt/share"), f"{self.tree}/share:/opt/share")
+
+    def test_unloaded_it_leaves_nothing(self):
+        before, after = "", "module load llm-dist\nmodule unload llm-dist"
+        for name in ("PATH", "XDG_DATA_DIRS"):
+            with self.subTest(variable=name):
+                self.assertEqual(self.variable(name, after, XDG_DATA_DIRS="/opt/share"),
+                                 self.variable(name, before, XDG_DATA_DIRS="/opt/share"))
+        self.assertNotIn(str(self.tree), self.variable("MANPATH", after))
+        self.assertNotIn(str(self.tree), self.variable("XDG_DATA_DIRS", after))
+
+    def test_help(self):
+        self.assertIn("serves a large language model", self.type("module help llm-dist"))
+        self.assertIn(f"llm-dist {VERSION}: ", self.type("module whatis llm-dist"))
 
 
 class Spack(unittest.TestCase):

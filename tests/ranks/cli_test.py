@@ -68,6 +68,23 @@ class Help(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("Did you mean generate?", done.stderr)
 
+    def test_a_value_that_a_flag_does_not_take(self):
+        for arguments, said in (
+                (["serve", "--port", "abc"], "serve --port abc: not a whole number, or one that is too large"),
+                (["serve", "--port", "99999"], "serve --port 99999: not a whole number, or one that is too large"),
+                (["serve", "--kv-cache-memory-bytes", "64M"], "serve --kv-cache-memory-bytes 64M: not a whole number"),
+                (["serve", "--gpu-memory-utilization", "90"], "serve --gpu-memory-utilization 90: not between 0.01 and 1"),
+                (["serve", "--port"], "serve --port: its value is missing"),
+                (["generate", "--max-tokens", "0"], "generate --max-tokens 0: too small"),
+                (["generate", "--temperature", "x"], "generate --temperature x: not a number"),
+                (["bench"], "bench a command is missing: latency, throughput")):
+            with self.subTest(arguments=arguments):
+                command, text = said.split(" ", 1)
+                done = run(arguments)
+                self.assertTrue(100 <= done.returncode <= 114, done.returncode)
+                self.assertTrue(done.stderr.startswith(f"llm-dist: {text}"), done.stderr)
+                self.assertTrue(done.stderr.endswith(f"\nllm-dist {command} --help lists what there is.\n"), done.stderr)
+
     def test_one_rank_speaks_about_the_command_line(self):
         done = run(["generate", "model.gguf", "--no-such-flag"], np=3)
         self.assertNotEqual(done.returncode, 0)
@@ -176,7 +193,18 @@ class Refusals(unittest.TestCase):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            self.refused(["serve", harness.smollm(), "--port", port, *SMALL], 2, str(port))
+            done = self.refused(["serve", harness.smollm(), "--port", port, *SMALL], 2, str(port))
+            self.assertEqual(done.returncode, 1, "a refusal and no failure of the world: nothing to start again")
+            done = self.refused(["serve", harness.smollm(), "--port", port, "--nproc-per-node", 2, *SMALL], None, str(port))
+            self.assertEqual(done.returncode, 1, done.stderr)
+
+    def test_what_rank_0_alone_reads(self):
+        harness.needs_serve()
+        for flags, word in ((["--host", "0.0.0.0"], "--api-key-file"), (["--api-key-file", "/no/such/keys"], "/no/such/keys"),
+                            (["--endpoint-file", "/no/such/folder/url"], "/no/such/folder/url")):
+            with self.subTest(flags=flags):
+                done = self.refused(["serve", harness.smollm(), "--port", 0, "--nproc-per-node", 2, *flags, *SMALL], None, word)
+                self.assertEqual(done.returncode, 1, done.stderr)
 
 
 class Interrupt(unittest.TestCase):

@@ -138,7 +138,7 @@ const BadRequest kBadRequests[] = {
     {kTextPath, R"({"use_beam_search": true})", "use_beam_search", "not served"},
     // Models.
     {kChatPath, R"({"model": "gpt-9"})", "model", "'gpt-9' does not exist", "model_not_found", 404},
-    {kTextPath, R"({"model": ""})", "model", "served here: 'tiny'", "model_not_found", 404},
+    {kTextPath, R"({"model": ""})", "model", "served here: 'tiny', 'owner/tiny'", "model_not_found", 404},
 };
 
 class ApiErrors : public ServerFixture {};
