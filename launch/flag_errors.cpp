@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <regex>
+#include <optional>
 
 #include "launch/near_words.h"
 #include "src/base/format.h"
@@ -51,21 +51,37 @@ std::vector<std::string> names_below(const CLI::App& command) {
   return names;
 }
 
+// What stands before, between and behind the separators, in their order; nothing where one of them is
+// missing.
+std::optional<std::vector<std::string>> between(const std::string& text,
+                                                const std::vector<std::string>& separators) {
+  std::vector<std::string> parts;
+  size_t at = 0;
+  for (const std::string& separator : separators) {
+    size_t found = text.find(separator, at);
+    if (found == std::string::npos) return std::nullopt;
+    parts.push_back(text.substr(at, found - at));
+    at = found + separator.size();
+  }
+  parts.push_back(text.substr(at));
+  return parts;
+}
+
+// CLI11's sentences: its exceptions hold no more than these.
 std::string in_words(const CLI::App& command, const std::string& said) {
-  static const std::regex kRange(R"((\S+): Value (.*) not in range (\S+) to (\S+))");
-  static const std::regex kConversion(R"(Could not convert: (\S+) = (.*))");
-  static const std::regex kNoValue(R"((\S+): .* required .*missing)");
-  std::smatch found;
-  if (std::regex_match(said, found, kRange)) return beyond_range(found[1], found[2], found[3], found[4]);
-  if (std::regex_match(said, found, kConversion)) {
-    const CLI::Option* option = command.get_option_no_throw(found[1]);
+  if (auto range = between(said, {": Value ", " not in range ", " to "}))
+    return beyond_range((*range)[0], (*range)[1], (*range)[2], (*range)[3]);
+  if (auto conversion = between(said, {"Could not convert: ", " = "})) {
+    const std::string& flag = (*conversion)[1];
+    const CLI::Option* option = command.get_option_no_throw(flag);
     bool whole = option != nullptr && option->get_type_name().find("INT") != std::string::npos;
     return format("{} {}: {}",
-                  found[1].str(),
-                  found[2].str(),
+                  flag,
+                  (*conversion)[2],
                   whole ? "not a whole number, or one that is too large" : "not a number");
   }
-  if (std::regex_match(said, found, kNoValue)) return format("{}: its value is missing", found[1].str());
+  if (auto missing = between(said, {": ", " required ", "missing"}))
+    return format("{}: its value is missing", missing->front());
   if (said != "A subcommand is required") return said;
   std::string names;
   for (const std::string& name : names_below(command)) names += (names.empty() ? "" : ", ") + name;
