@@ -12,6 +12,7 @@ using std::chrono::seconds;
 
 constexpr auto kOrphan = seconds(15);       // without a coordinator, then keepers end their attempts
 constexpr auto kLongestEnd = seconds(900);  // of what is left once faults have stopped
+constexpr auto kLongestPlay = seconds(7200);
 
 class Simulation {
  public:
@@ -28,7 +29,8 @@ class Simulation {
                .machine = machine_,
                .disk = disk_,
                .folder = folder,
-               .removes_old_jobs = fibers_.chance(0.3)} {
+               .removes_old_jobs = fibers_.chance(0.3)},
+        curtain_(fibers_.now() + kLongestPlay) {
     testing::CrashVfs::seed_sqlite(options.seed);
     disk_.set_sleepless();
     disk_.set_lying(options.mutant == Mutant::kLyingDisk);
@@ -72,10 +74,12 @@ class Simulation {
   Fibers::Group group_ = Fibers::kWorld;  // of the life
   std::optional<Crash> happened_;         // and is not recovered from
   std::optional<int64_t> old_epoch_;
+  const TimePoint curtain_;
 };
 
 // Before anything else happens the dead is dead.
 void Simulation::after_step() {
+  if (fibers_.now() > curtain_ && !world_.failed()) world_.violate("the play has no end");
   if (world_.failed()) fibers_.stop();
   // Whoever wrote last.
   if (!happened_ && !world_.crash && disk_.crashed()) world_.crash = Crash::kPower;
@@ -195,13 +199,15 @@ void Simulation::end_life() {
   life_.reset();
 }
 
-// The machine after a crash or an end, until the next start.
+// The machine after a crash or an end, until the next start. Power may fail again meanwhile.
 void Simulation::recover(TimePoint since) {
-  if (happened_ == Crash::kPower) disk_.restart();
-  if (happened_ == Crash::kProcess) disk_.go_on();
-  happened_.reset();
-  world_.may_crash = false;
-  fibers_.sleep(fibers_.chance(0.1) ? fibers_.between(15, 30) : fibers_.between(0.1, 5));
+  do {
+    if (happened_ == Crash::kPower) disk_.restart();
+    if (happened_ == Crash::kProcess) disk_.go_on();
+    happened_.reset();
+    world_.may_crash = false;
+    fibers_.sleep(fibers_.chance(0.1) ? fibers_.between(15, 30) : fibers_.between(0.1, 5));
+  } while (happened_);
   if (fibers_.now() - since > kOrphan) machine_.end_all(143);
 }
 
