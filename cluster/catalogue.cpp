@@ -103,6 +103,7 @@ Result<Catalogue> Catalogue::read(const std::string& file) {
 }
 
 Catalogue& Catalogue::operator=(const Catalogue& other) {
+  if (this == &other) return *this;
   std::shared_ptr<const Content> next = other.content();
   std::lock_guard lock(mutex_);
   content_.swap(next);

@@ -80,11 +80,14 @@ std::string project_metrics(const std::vector<ProjectUsage>& projects, const Cat
 
 class Coordinator::Impl {
  public:
-  Impl(CoordinatorOptions options, std::unique_ptr<Store> store, Catalogue catalogue, AttemptSecrets secrets)
+  Impl(CoordinatorOptions options,
+       std::unique_ptr<Store> store,
+       const Catalogue& catalogue,
+       AttemptSecrets secrets)
       : options_(std::move(options)),
         access_(options_.api_keys),
         store_(std::move(store)),
-        catalogue_(std::move(catalogue)),
+        catalogue_(catalogue),
         secrets_(std::move(secrets)),
         launcher_(make_local_launcher({.program = options_.program,
                                        .store_path = options_.store_path,
@@ -332,7 +335,7 @@ Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions
   ASSIGN_OR_RETURN(Catalogue catalogue, Catalogue::read(options.catalogue_file));
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, open_sqlite_store({.path = options.store_path}));
   ASSIGN_OR_RETURN(AttemptSecrets secrets, AttemptSecrets::open(options.store_path + ".secret"));
-  auto impl = std::make_unique<Impl>(options, std::move(store), std::move(catalogue), std::move(secrets));
+  auto impl = std::make_unique<Impl>(options, std::move(store), catalogue, std::move(secrets));
   RETURN_IF_ERROR(impl->serve());
   return std::unique_ptr<Coordinator>(new Coordinator(std::move(impl)));
 }

@@ -172,6 +172,7 @@ Result<std::vector<Matmul::Candidate>> Matmul::Plan::library_candidates(cublasLt
   RETURN_IF_ERROR(blas_status(
       status, format("a kernel for {}×{}×{} {} to {}", shape.m, shape.n, shape.k, shape.in, shape.out)));
   std::vector<Candidate> candidates;
+  candidates.reserve(static_cast<size_t>(found));
   for (int i = 0; i < found; ++i)
     candidates.push_back({.parts = 0, .library = offered[static_cast<size_t>(i)].algo});
   return candidates;
