@@ -22,7 +22,7 @@ using OpValues = ValuesOf<kernels::OpParams>::type;
 
 // One kind of op at one shape.
 struct KernelCase {
-  std::string label;  // "silu_and_mul", "linear 960x576" (n × k on this rank)
+  std::string label;  // "add_rms_norm", "linear 960x576" (n × k on this rank)
   int64_t rows = 0;
   OpCost cost;                  // of a call, the mean
   std::vector<OpValues> calls;  // of a step; usually one a layer, each with weights and cache of its own

@@ -13,7 +13,7 @@ namespace llm_dist::engine {
 
 // Times are those of Stream::write_timestamp.
 struct ProfiledOp {
-  std::string name;  // "silu_and_mul"; of a product with its shape: "linear 960x576" (n × k on this rank)
+  std::string name;  // "add_rms_norm"; of a product with its shape: "linear 960x576" (n × k on this rank)
   kernels::CallKind kind = kernels::CallKind::kOp;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
