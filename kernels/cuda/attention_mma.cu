@@ -11,9 +11,7 @@
 namespace llm_dist::kernels {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kKeys = 16;  // of one round of a warp
+constexpr int kThreads = kDecodeWarps * kWarpSize;
 
 // The block table's entries along a warp's rounds, one ahead, since an address has to wait for its entry.
 template <typename T, int kHeadDim>
@@ -208,7 +206,7 @@ struct Softmax {
       const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) weigh(t, scores[t], key + g, scale, weights[t]);
-      if (key + kKeys > context) clear_v(key, context);
+      if (key + kDecodeKeys > context) clear_v(key, context);
       add_values(weights);
       if (more) load_v(pages.v + at);
     }
@@ -237,45 +235,99 @@ struct Softmax {
   }
 };
 
-// A split's or a warp's result of one row: dimensions, then maximum and sum.
-template <int kHeadDim>
-__device__ inline float weight_of(const float* partial, float max) {
-  return max == -INFINITY ? 0.0f : exp2f(partial[kHeadDim] - max);
+// Eight dimensions of a row's result, and its maximum and sum.
+struct Piece {
+  float2 values[4] = {};
+  float2 end = {-INFINITY, 0};
+};
+constexpr int kPieceFloats = 12;  // in shared memory: whole 16 bytes
+
+// Counts a block in that has passed a barrier since it wrote what the last one will read: those before it.
+// One thread's release carries all that the barrier has shown it, so that not every thread needs a fence.
+__device__ inline int count_arrival(int32_t* arrivals) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
+  return before;
 }
 
-// Merges `count` partial results of a row that stand `stride` floats apart: eight dimensions from `dim`.
-template <int kHeadDim>
-__device__ inline void merge_row(
-    const float* partial, int count, int64_t stride, int dim, float (&values)[8], float& max, float& sum) {
-  max = -INFINITY;
-  sum = 0;
-#pragma unroll 8
-  for (int s = 0; s < count; ++s) max = fmaxf(max, partial[s * stride + kHeadDim]);
+// Merges `count` results of a piece by `threads` neighbouring lanes, each of which loads every `threads`-th,
+// so that few loads wait for each other; all those lanes get the merged one. All lanes of a warp call it.
+template <typename Load>
+__device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
+  constexpr int kBatch = 8;  // of loads on their way at once
+  Piece merged;
+  auto add = [&](const Piece& other, float base) {
+    const float weight = exp2f(other.end.x - base);
+    merged.end.y += weight * other.end.y;
 #pragma unroll
-  for (int v = 0; v < 8; ++v) values[v] = 0;
-#pragma unroll 8
-  for (int s = 0; s < count; ++s) {
-    const float* from = partial + s * stride;
-    const float weight = weight_of<kHeadDim>(from, max);
-    sum += weight * from[kHeadDim + 1];
-#pragma unroll
-    for (int v = 0; v < 8; v += 2) {
-      const float2 pair = *reinterpret_cast<const float2*>(from + dim + v);
-      values[v] += weight * pair.x;
-      values[v + 1] += weight * pair.y;
+    for (int v = 0; v < 4; ++v) {
+      merged.values[v].x += weight * other.values[v].x;
+      merged.values[v].y += weight * other.values[v].y;
     }
+  };
+  // To another maximum. Nothing seen so far: the exponents would be of infinity minus infinity.
+  auto rescale = [&](float max) {
+    const float base = max == -INFINITY ? 0.0f : max;
+    const float weight = exp2f(merged.end.x - base);
+    merged.end = make_float2(max, merged.end.y * weight);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      merged.values[v].x *= weight;
+      merged.values[v].y *= weight;
+    }
+    return base;
+  };
+  for (int begin = static_cast<int>(threadIdx.x) % threads; begin < count; begin += kBatch * threads) {
+    Piece loaded[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (begin + b * threads < count) load(begin + b * threads, loaded[b]);
+    }
+    float max = merged.end.x;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) max = fmaxf(max, loaded[b].end.x);
+    const float base = rescale(max);
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) add(loaded[b], base);
+  }
+  for (int distance = 1; distance < threads; distance *= 2) {
+    auto from_other = [distance](float2 mine) {
+      return make_float2(__shfl_xor_sync(0xffffffffu, mine.x, distance),
+                         __shfl_xor_sync(0xffffffffu, mine.y, distance));
+    };
+    Piece other;
+    other.end = from_other(merged.end);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) other.values[v] = from_other(merged.values[v]);
+    add(other, rescale(fmaxf(merged.end.x, other.end.x)));
+  }
+  return merged;
+}
+
+// Calls take(piece, merged) for each of `pieces`, on one thread, with the results of `count` sources that
+// load(piece, source, result) gives. All threads of the block call it.
+template <typename Load, typename Take>
+__device__ inline void merge_block(int pieces, int count, Load&& load, Take&& take) {
+  int threads = 1;  // of a piece
+  while (2 * threads * pieces <= kThreads && 2 * threads <= kWarpSize) threads *= 2;
+  for (int first = 0; first < pieces; first += kThreads / threads) {
+    const int piece = first + static_cast<int>(threadIdx.x) / threads;
+    const Piece merged = merge_pieces(count, threads, [&](int source, Piece& loaded) {
+      return load(min(piece, pieces - 1), source, loaded);
+    });
+    if (piece < pieces && threadIdx.x % threads == 0) take(piece, merged);
   }
 }
 
-// Grid: decode items × kv heads. The warps take keys in turns and merge in shared memory; the last block of a
-// sequence's shares merges those.
+// Grid: decode items × kv heads. The warps of a block take its keys in turns and put their results into
+// shared memory, where pieces of them are merged; the last block of a sequence's shares merges those.
 template <typename T, int kHeadDim, int kTiles>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
     PagedAttentionArgs args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
-  constexpr int kRows = kTiles * 8;
+  constexpr int kPieces = kHeadDim / 8;  // of a row
   constexpr int kWidth = kHeadDim + 2;
-  constexpr int kPieces = kHeadDim / 8;
-  __shared__ float merged[kWarps][kRows][kWidth];
+  extern __shared__ float4 piece_memory[];
+  float* results = reinterpret_cast<float*>(piece_memory);  // [kDecodeWarps, pieces, kPieceFloats]
   __shared__ int arrived;
   // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
   // beginning of the step that wait for all in front of them: they are there before any wait of this one.
@@ -288,79 +340,85 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
       item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
   Softmax<T, kHeadDim, kTiles> softmax;
   const Pages<T, kHeadDim> pages(args, k_cache, v_cache, item.sequence, kv_head);
-  const int first = item.begin + warp * kKeys;
-  const bool older = first + kKeys <= item.context - item.num_queries;
+  const int first = item.begin + warp * kDecodeKeys;
+  const bool older = first + kDecodeKeys <= item.context - item.num_queries;
   if (older && first < item.end) softmax.load_round(pages, first);
   // The weights that the next kernel asks for queue up behind these keys.
   let_next_start();
   wait_for_previous();
   softmax.start(args, queries, rows, kv_head, 0);
   if (!older && first < item.end) softmax.load_round(pages, first);
-  softmax.run(pages, first, item.end, kWarps * kKeys, rows.context, args.scale);
+  softmax.run(pages, first, item.end, kDecodeWarps * kDecodeKeys, rows.context, args.scale);
   softmax.finish();
+
+  const int pieces = rows.num_rows * kPieces;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float* to = merged[warp][8 * t + lane % 4 * 2 + i];
+      const int row = 8 * t + lane % 4 * 2 + i;
+      if (row >= rows.num_rows) continue;
 #pragma unroll
       for (int h = 0; h < kHeadDim / 64; ++h) {
+        float* to = results + (warp * pieces + row * kPieces + h * 8 + lane / 4) * kPieceFloats;
         float values[8];
         softmax.dims(t, i, h, values);
-#pragma unroll
-        for (int v = 0; v < 8; ++v) to[h * 64 + lane / 4 * 8 + v] = values[v];
-      }
-      if (lane / 4 == 0) {
-        to[kHeadDim] = softmax.max[t][i];
-        to[kHeadDim + 1] = softmax.sum[t][i];
+        auto* parts = reinterpret_cast<float4*>(to);
+        parts[0] = make_float4(values[0], values[1], values[2], values[3]);
+        parts[1] = make_float4(values[4], values[5], values[6], values[7]);
+        *reinterpret_cast<float2*>(to + 8) = make_float2(softmax.max[t][i], softmax.sum[t][i]);
       }
     }
   }
   __syncthreads();
 
+  auto write_out = [&](int piece, const Piece& merged) {
+    const int row = piece / kPieces;
+    const float inverse = merged.end.y > 0 ? 1.0f / merged.end.y : 0.0f;
+    float values[8];
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      values[2 * v] = merged.values[v].x * inverse;
+      values[2 * v + 1] = merged.values[v].y * inverse;
+    }
+    store_vec<8>(values,
+                 out.row(rows.query_start + row / args.group) +
+                     (kv_head * args.group + row % args.group) * kHeadDim + piece % kPieces * 8);
+  };
   const int64_t slot = static_cast<int64_t>(item.first_slot) * args.num_kv_heads + kv_head;
   const int64_t split_stride = static_cast<int64_t>(args.num_kv_heads) * args.plan.decode_rows * kWidth;
   float* first_partial = args.plan.partial + slot * args.plan.decode_rows * kWidth;
-  auto write_out = [&](int row, int dim, float(&values)[8], float sum) {
-    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
-#pragma unroll
-    for (int v = 0; v < 8; ++v) values[v] *= inverse;
-    store_vec<8>(values,
-                 out.row(rows.query_start + row / args.group) +
-                     (kv_head * args.group + row % args.group) * kHeadDim + dim);
+  auto partial_of = [&](int split, int piece) {
+    return first_partial + split * split_stride + piece / kPieces * kWidth;
   };
-  float values[8];
-  float max;
-  float sum;
-  for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kPieces; i += kThreads) {
-    const int row = i / kPieces;
-    const int dim = i % kPieces * 8;
-    merge_row<kHeadDim>(merged[0][row], kWarps, kRows * kWidth, dim, values, max, sum);
-    if (item.num_splits == 1) {
-      write_out(row, dim, values, sum);
-      continue;
-    }
-    float* to = first_partial + item.split * split_stride + row * kWidth;
+  auto result_of = [&](int piece, int from, Piece& loaded) {
+    const auto* at = reinterpret_cast<const float2*>(results + (from * pieces + piece) * kPieceFloats);
 #pragma unroll
-    for (int v = 0; v < 8; v += 2) {
-      *reinterpret_cast<float2*>(to + dim + v) = make_float2(values[v], values[v + 1]);
-    }
-    if (dim == 0) *reinterpret_cast<float2*>(to + kHeadDim) = make_float2(max, sum);
-  }
+    for (int v = 0; v < 4; ++v) loaded.values[v] = at[v];
+    loaded.end = at[4];
+  };
+  merge_block(pieces, kDecodeWarps, result_of, [&](int piece, const Piece& merged) {
+    if (item.num_splits == 1) return write_out(piece, merged);
+    float* to = partial_of(item.split, piece);
+    auto* values = reinterpret_cast<float2*>(to + piece % kPieces * 8);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) values[v] = merged.values[v];
+    if (piece % kPieces == 0) *reinterpret_cast<float2*>(to + kHeadDim) = merged.end;
+  });
   if (item.num_splits == 1) return;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) arrived = atomicAdd(args.plan.finished + slot, 1);
+  if (threadIdx.x == 0) arrived = count_arrival(args.plan.finished + slot);
   __syncthreads();
   if (arrived != item.num_splits - 1) return;
-  __threadfence();
   if (threadIdx.x == 0) args.plan.finished[slot] = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < rows.num_rows * kPieces; i += kThreads) {
-    const int row = i / kPieces;
-    const int dim = i % kPieces * 8;
-    merge_row<kHeadDim>(first_partial + row * kWidth, item.num_splits, split_stride, dim, values, max, sum);
-    write_out(row, dim, values, sum);
-  }
+  auto share_of = [&](int piece, int split, Piece& loaded) {
+    const float* from = partial_of(split, piece);
+    const auto* values = reinterpret_cast<const float2*>(from + piece % kPieces * 8);
+#pragma unroll
+    for (int v = 0; v < 4; ++v) loaded.values[v] = values[v];
+    loaded.end = *reinterpret_cast<const float2*>(from + kHeadDim);
+  };
+  merge_block(pieces, item.num_splits, share_of, write_out);
 }
 
 template <typename T, int kHeadDim>
@@ -371,10 +429,19 @@ void launch(const PagedAttentionArgs& args, const AttentionParams& params, cudaS
   const auto q = rows_as<const T>(params.q);
   const auto out = rows_as<T>(params.out);
   const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
+  auto decode = [&](auto* kernel, int tiles) {
+    const OverlappedLaunch how{
+        .grid = decode_grid,
+        .threads = kThreads,
+        .stream = stream,
+        .shared_bytes = kDecodeWarps * tiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float))};
+    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
+    (void)launch_overlapped(kernel, how, args, q, k, v, out);
+  };
   if (args.plan.decode_rows == 8) {
-    launch_overlapped(attend_decodes<T, kHeadDim, 1>, decode_grid, kThreads, stream, args, q, k, v, out);
+    decode(attend_decodes<T, kHeadDim, 1>, 1);
   } else {
-    launch_overlapped(attend_decodes<T, kHeadDim, 2>, decode_grid, kThreads, stream, args, q, k, v, out);
+    decode(attend_decodes<T, kHeadDim, 2>, 2);
   }
   if (args.plan.num_prompt == 0) return;
   launch_attend_prompts<T, kHeadDim>(args, q, k, v, out, stream);

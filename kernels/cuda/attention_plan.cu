@@ -10,8 +10,8 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr int kPlanThreads = 256;
-constexpr int64_t kTargetBlocks = 396;  // three a multiprocessor of an H100 or H200
-constexpr int kShareGranule = 64;       // keys: sixteen for each of a block's warps
+constexpr int64_t kTargetBlocks = 396;                     // three a multiprocessor of an H100 or H200
+constexpr int kShareGranule = kDecodeWarps * kDecodeKeys;  // keys
 constexpr int kMaxDecodeRows = 16;
 constexpr int kMaxHeadDim = 128;
 constexpr int64_t kAlignment = 256;
@@ -55,6 +55,7 @@ struct PlanArgs {
   int num_kv_heads;
   int group;
   int decode_rows;
+  int many;  // decoding sequences that fill the device as they are
 };
 
 struct SequenceWork {
@@ -72,12 +73,24 @@ __device__ SequenceWork work_of(const PlanArgs& args, int sequence) {
 
 __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, AttentionPlan plan) {
   const int thread = static_cast<int>(threadIdx.x);
-  int keys = 0;
-  for (int s = thread; s < args.num_sequences; s += kPlanThreads) keys += work_of(args, s).keys;
+  int64_t keys = 0;
+  int longest = 0;
+  int decodes = 0;
+  for (int s = thread; s < args.num_sequences; s += kPlanThreads) {
+    const int of_this = work_of(args, s).keys;
+    keys += of_this;
+    longest = max(longest, of_this);
+    decodes += of_this > 0 ? 1 : 0;
+  }
   const int64_t all_keys = block_reduce(keys, AddOp());
+  longest = block_reduce(longest, MaxOp());
+  decodes = block_reduce(decodes, AddOp());
   const int64_t blocks = kTargetBlocks / args.num_kv_heads > 0 ? kTargetBlocks / args.num_kv_heads : 1;
   const int wanted = static_cast<int>((all_keys + blocks - 1) / blocks);
-  const int share = max(1, (wanted + kShareGranule - 1) / kShareGranule) * kShareGranule;
+  int share = max(1, (wanted + kShareGranule - 1) / kShareGranule) * kShareGranule;
+  // As they are, many sequences of about one length keep all busy for about one time.
+  if (decodes >= args.many && 4 * static_cast<int64_t>(longest) * decodes <= 5 * all_keys)
+    share = max(share, longest);
 
   int item_base = 0;
   int slot_base = 0;
@@ -156,7 +169,8 @@ cudaError_t launch_attention_plan(const AttentionPlan& plan,
                       .num_sequences = static_cast<int>(params.num_sequences),
                       .num_kv_heads = params.num_kv_heads,
                       .group = params.num_heads / params.num_kv_heads,
-                      .decode_rows = plan.decode_rows};
+                      .decode_rows = plan.decode_rows,
+                      .many = static_cast<int>(ceil_div(kTargetBlocks / 2, params.num_kv_heads))};
   plan_attention<<<1, kPlanThreads, 0, stream>>>(args, plan);
   return cudaGetLastError();
 }

@@ -47,6 +47,8 @@ struct AttentionPlan {
 };
 
 inline constexpr int kPromptRows = 64;  // of a block
+inline constexpr int kDecodeKeys = 16;  // of a warp's round
+inline constexpr int kDecodeWarps = 4;  // of a block
 
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);

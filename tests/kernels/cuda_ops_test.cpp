@@ -201,6 +201,27 @@ TEST_F(CudaAttention, MatchesTheCpu) {
   compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 24);
 }
 
+// From many shares of one sequence to none of many.
+TEST_F(CudaAttention, SharesOfContextsAreMerged) {
+  auto decodes = [](int count, int32_t context, int32_t longest) {
+    Batch batch{std::vector<int32_t>(static_cast<size_t>(count), 1),
+                std::vector<int32_t>(static_cast<size_t>(count), context)};
+    batch.contexts.back() = longest;
+    return batch;
+  };
+  for (Heads heads : {Heads{8, 2, 128}, {12, 1, 64}}) {
+    for (const Batch& batch : {decodes(1, 0, 20'000),
+                               decodes(3, 9'000, 30'000),
+                               decodes(10, 700, 701),
+                               decodes(24, 300, 4'000),
+                               decodes(50, 100, 200),
+                               decodes(64, 64, 1'000)}) {
+      compare(DType::kBF16, heads, batch, 16);
+      compare(DType::kBF16, heads, batch, 16);  // what the first left must not matter
+    }
+  }
+}
+
 class CudaSampling : public CudaOpTest {
  protected:
   Twin rows_twin(const std::vector<SampleRow>& rows) {
