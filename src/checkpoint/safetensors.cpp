@@ -246,6 +246,7 @@ Result<std::vector<TensorInfo>> read_safetensors_header(const RandomAccessFile& 
 TensorToWrite tensor_in_memory(std::string name, DType dtype, std::vector<int64_t> shape, const void* data) {
   TensorToWrite tensor{.name = std::move(name), .dtype = dtype, .shape = std::move(shape), .fill = {}};
   tensor.fill = [data, bytes = bytes_of_row(tensor)](int64_t row, int64_t count, std::byte* destination) {
+    if (count * bytes == 0) return ok_status();  // either pointer may be null
     std::memcpy(
         destination, static_cast<const std::byte*>(data) + row * bytes, static_cast<size_t>(count * bytes));
     return ok_status();

@@ -1,5 +1,6 @@
 #include "src/http/message_parser.h"
 
+#include <algorithm>
 #include <boost/beast/http/basic_parser.hpp>
 #include <boost/beast/http/error.hpp>
 
@@ -18,18 +19,16 @@ std::string_view view(BeastView text) { return {text.data(), text.size()}; }
 template <bool is_request>
 class CollectingParser : public beast_http::basic_parser<is_request> {
  public:
-  explicit CollectingParser(ParserLimits limits) {
+  explicit CollectingParser(ParserLimits limits) : header_left_(limits.max_header_bytes) {
     this->header_limit(static_cast<uint32_t>(limits.max_header_bytes));
     this->body_limit(limits.max_body_bytes);
     this->eager(true);
   }
 
   size_t feed(std::string_view bytes) {
-    if (error_.status != 0 || this->is_done() || bytes.empty() || is_begin_of_last_chunk(bytes)) return 0;
-    ErrorCode code;
-    size_t taken = this->put(boost::asio::const_buffer(bytes.data(), bytes.size()), code);
-    if (code && code != beast_http::error::need_more && error_.status == 0) error_ = describe(code);
-    return taken;
+    size_t all = 0;
+    while (size_t taken = feed_some(bytes.substr(all))) all += taken;
+    return all;
   }
 
   Headers headers_;
@@ -43,10 +42,27 @@ class CollectingParser : public beast_http::basic_parser<is_request> {
   static ErrorCode refused() { return make_error_code(beast_http::error::bad_value); }
 
  private:
+  // How near to its limit Beast refuses a header hangs on how the bytes come: so it gets no more of them than
+  // the limit until the header has ended.
+  size_t feed_some(std::string_view bytes) {
+    if (error_.status != 0 || this->is_done() || bytes.empty() || is_begin_of_last_chunk(bytes)) return 0;
+    const bool in_header = !this->is_header_done();
+    const bool all_left = in_header && bytes.size() >= header_left_;
+    if (all_left) bytes = bytes.substr(0, header_left_);
+    ErrorCode code;
+    size_t taken = this->put(boost::asio::const_buffer(bytes.data(), bytes.size()), code);
+    if (in_header) header_left_ -= std::min(taken, header_left_);
+    if (all_left && !this->is_header_done() && (!code || code == beast_http::error::need_more))
+      code = beast_http::error::header_limit;
+    if (code && code != beast_http::error::need_more && error_.status == 0) error_ = describe(code);
+    return error_.status == 0 ? taken : 0;
+  }
+
   // Beast (1.81) looks at the line of the last chunk once, and asserts that it then gets all five bytes that
-  // end a body: a peer that sends them one by one would end a program built with assertions.
+  // end a body: a peer that sends them one by one would end a program built with assertions. The line may
+  // hold more than a zero ("00", "0;a").
   bool is_begin_of_last_chunk(std::string_view bytes) const {
-    return in_body_ && this->chunked() && bytes.size() < 5 && bytes.starts_with("0\r\n");
+    return in_body_ && this->chunked() && chunk_left_ == 0 && bytes.size() < 5 && bytes.starts_with('0');
   }
 
   static ParseError describe(ErrorCode code) {
@@ -71,13 +87,19 @@ class CollectingParser : public beast_http::basic_parser<is_request> {
     code = take_body(view(piece)) ? ErrorCode() : refused();
     return piece.size();
   }
-  void on_chunk_header_impl(uint64_t, BeastView, ErrorCode& code) override { code = {}; }
-  size_t on_chunk_body_impl(uint64_t, BeastView piece, ErrorCode& code) override {
+  void on_chunk_header_impl(uint64_t size, BeastView, ErrorCode& code) override {
+    chunk_left_ = size;
+    code = {};
+  }
+  size_t on_chunk_body_impl(uint64_t left, BeastView piece, ErrorCode& code) override {
+    chunk_left_ = left - piece.size();
     return on_body_impl(piece, code);
   }
   void on_finish_impl(ErrorCode& code) override { code = {}; }
 
+  size_t header_left_;  // of the limit
   bool in_body_ = false;
+  uint64_t chunk_left_ = 0;  // bytes of the chunk whose size has been read
 };
 
 // "http://host/path?q" of a request through a proxy, or "/path?q".

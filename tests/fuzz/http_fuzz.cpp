@@ -141,7 +141,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto response = fuzz::read_response(bytes, bytes.size());
   for (size_t packet : {size_t{1}, size_t{7}, (bytes.size() + 1) / 2}) {
     CHECK(fuzz::agree(fuzz::read_requests(bytes, packet), requests), "requests in packets of {}", packet);
-    CHECK(fuzz::read_response(bytes, packet) == response, "a response in packets of {}", packet);
+    CHECK(fuzz::agree(fuzz::read_response(bytes, packet), response), "a response in packets of {}", packet);
   }
   return 0;
 }

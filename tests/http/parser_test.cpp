@@ -104,6 +104,35 @@ TEST(RequestParser, Limits) {
   EXPECT_EQ(outcome(chunked), 413);
 }
 
+// To the byte, however it is cut into packets.
+TEST(RequestParser, AHeaderMayHaveJustTheLimit) {
+  const std::string begin = "GET / HTTP/1.1\r\nHost: h\r\nX: ";
+  const std::string end = "\r\nY: z\r\n\r\n";
+  for (size_t over : {size_t{0}, size_t{1}}) {
+    const std::string filler(kLimits.max_header_bytes - begin.size() - end.size() + over, 'x');
+    const std::string bytes = begin + filler + end;
+    for (size_t packet : {size_t{1}, size_t{7}, bytes.size() / 2, bytes.size()}) {
+      RequestParser parser(kLimits);
+      EXPECT_EQ(feed_all(parser, bytes, packet), over == 0 ? 0 : 431)
+          << over << " over, packets of " << packet;
+      EXPECT_EQ(parser.done(), over == 0);
+    }
+  }
+}
+
+// What a chunk holds is handed on as it comes, also where it looks like the end of a body.
+TEST(ResponseParser, PiecesOfChunksDoNotWait) {
+  std::string body;
+  ResponseParser parser({1024, 1000}, false, [&](std::string_view piece) {
+    body += piece;
+    return true;
+  });
+  std::string_view bytes = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nabcde";
+  EXPECT_EQ(parser.feed(bytes), bytes.size());
+  EXPECT_EQ(parser.feed("0\r\n"), 3u);
+  EXPECT_EQ(body, "abcde0\r\n");
+}
+
 TEST(RequestParser, KeepAlive) {
   auto keep = [](const std::string& bytes) {
     RequestParser parser(kLimits);

@@ -151,7 +151,7 @@ impl Handle {
         let own_budget = Arc::clone(&budget);
         let waiter = thread::current();
         let (result_in, result_out) = channel();
-        thread::Builder::new()
+        let renders = thread::Builder::new()
             .name("chat-template".into())
             .stack_size(STACK_BYTES)
             .spawn(move || {
@@ -164,7 +164,11 @@ impl Handle {
         let deadline = Instant::now() + request.timeout;
         loop {
             match result_out.try_recv() {
-                Ok(result) => return result,
+                Ok(result) => {
+                    // It has nothing left to do: with its text the thread is gone, too.
+                    let _ = renders.join();
+                    return result;
+                }
                 Err(TryRecvError::Disconnected) => {
                     return Err("internal: the chat template's thread ended early".into())
                 }
