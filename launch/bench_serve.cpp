@@ -212,6 +212,9 @@ Status ServeBench::run() {
 int run(const ServeLoadFlags& flags) {
   ShutdownSignal signal;  // before any thread is started
   raise_descriptor_limit();
+  Status writable = check_writable("--save-result", flags.result_file);
+  if (writable.ok()) writable = check_writable("--plot", flags.plot_file);
+  if (!writable.ok()) return report(nullptr, writable);
   auto server = open_access(flags.server);
   if (!server.ok()) return report(nullptr, server.status());
   ServeBench bench(flags, signal, std::move(*server));

@@ -6,6 +6,9 @@
 #include "src/base/format.h"
 
 namespace llm_dist::launch {
+namespace {
+constexpr double kMostBytes = 0x1p62;
+}
 
 Result<int64_t> parse_bytes(const std::string& flag, const std::string& text) {
   size_t used = 0;
@@ -30,10 +33,12 @@ Result<int64_t> parse_bytes(const std::string& flag, const std::string& text) {
                                                    {"GB", 1e9},
                                                    {"TiB", 0x1p40}};
   for (const auto& [name, factor] : kUnits) {
-    if (unit == name) return static_cast<int64_t>(value * factor);
+    if (unit != name) continue;
+    if (value * factor >= 1 && value * factor < kMostBytes) return static_cast<int64_t>(value * factor);
+    return invalid_argument(format("{} {}: not a number of bytes that memory may have", flag, text));
   }
   return invalid_argument(
-      format("{} {}: the unit {} is none of KiB, MiB, GiB, KB, MB, GB", flag, text, unit));
+      format("{} {}: the unit {} is none of KiB, MiB, GiB, TiB, KB, MB, GB", flag, text, unit));
 }
 
 Result<std::vector<int64_t>> parse_byte_sizes(const std::string& flag, const std::string& text) {

@@ -18,17 +18,32 @@ bool is_number(const std::string& text, double& value) {
   return !text.empty() && *end == '\0';
 }
 
-std::string beyond_range(const std::string& flag,
-                         const std::string& value,
-                         const std::string& low,
-                         const std::string& high) {
+// What the flag's value is no instance of.
+std::string kind_of_value(const CLI::App& command, const std::string& flag) {
+  const CLI::Option* option = command.get_option_no_throw(flag);
+  bool whole = option != nullptr && option->get_type_name().find("INT") != std::string::npos;
+  return whole ? "not a whole number" : "not a number";
+}
+
+std::string beyond_range(const CLI::App& command, const std::vector<std::string>& said) {
   constexpr double kNoBound = 1e300;
+  const std::string& flag = said[0];
+  const std::string& value = said[1];
   double given = 0, from = 0, to = 0;
-  is_number(low, from);
-  is_number(high, to);
-  if (!is_number(value, given)) return format("{} {}: not a number", flag, value);
+  is_number(said[2], from);
+  is_number(said[3], to);
+  if (!is_number(value, given)) return format("{} {}: {}", flag, value, kind_of_value(command, flag));
   if (to > kNoBound) return format("{} {}: too small", flag, value);
   return format("{} {}: not between {} and {}", flag, value, from, to);
+}
+
+// CLI11 has the same words for a text that is no number and for a number that its type cannot hold.
+std::string unconverted(const CLI::App& command, const std::string& flag, const std::string& value) {
+  bool negative = value.starts_with('-');
+  bool digits =
+      value.size() > size_t{negative} && value.find_first_not_of("0123456789", negative) == value.npos;
+  if (!digits) return format("{} {}: {}", flag, value, kind_of_value(command, flag));
+  return format("{} {}: too {}", flag, value, negative ? "small" : "large");
 }
 
 // The innermost command that was named.
@@ -67,35 +82,39 @@ std::optional<std::vector<std::string>> between(const std::string& text,
   return parts;
 }
 
+// What stands where a command below `command` would: the first word behind its name that is no flag.
+std::string unknown_command(const CLI::App& command, const std::vector<std::string>& arguments) {
+  if (names_below(command).empty()) return "";
+  auto word = arguments.begin();
+  if (command.get_parent() != nullptr) word = std::find(word, arguments.end(), command.get_name());
+  if (word != arguments.end() && command.get_parent() != nullptr) ++word;
+  return word == arguments.end() || word->starts_with('-') ? "" : *word;
+}
+
 // CLI11's sentences: its exceptions hold no more than these.
-std::string in_words(const CLI::App& command, const std::string& said) {
+std::string in_words(const CLI::App& command, const std::string& unknown, const std::string& said) {
   if (auto range = between(said, {": Value ", " not in range ", " to "}))
-    return beyond_range((*range)[0], (*range)[1], (*range)[2], (*range)[3]);
-  if (auto conversion = between(said, {"Could not convert: ", " = "})) {
-    const std::string& flag = (*conversion)[1];
-    const CLI::Option* option = command.get_option_no_throw(flag);
-    bool whole = option != nullptr && option->get_type_name().find("INT") != std::string::npos;
-    return format("{} {}: {}",
-                  flag,
-                  (*conversion)[2],
-                  whole ? "not a whole number, or one that is too large" : "not a number");
-  }
+    return beyond_range(command, *range);
+  if (auto conversion = between(said, {"Could not convert: ", " = "}))
+    return unconverted(command, (*conversion)[1], (*conversion)[2]);
   if (auto missing = between(said, {": ", " required ", "missing"}))
     return format("{}: its value is missing", missing->front());
   if (said != "A subcommand is required") return said;
   std::string names;
   for (const std::string& name : names_below(command)) names += (names.empty() ? "" : ", ") + name;
-  return format("a command is missing: {}", names);
+  return format("{}: {}", unknown.empty() ? "a command is missing" : unknown + " is no command", names);
 }
 
 // "Did you mean --tensor-parallel-size?" for each flag that is not known, or for a command that is not.
-std::string suggestions(const CLI::App& program, const std::vector<std::string>& arguments) {
+std::string suggestions(const CLI::App& command,
+                        const std::string& unknown,
+                        const std::vector<std::string>& arguments) {
   std::string lines;
-  if (program.get_subcommands().empty() && !arguments.empty()) {
-    std::string best = close_match(arguments.front(), names_below(program));
-    if (!best.empty()) lines += format("{} is no command. Did you mean {}?\n", arguments.front(), best);
+  if (!unknown.empty()) {
+    std::string best = close_match(unknown, names_below(command));
+    if (!best.empty()) lines += format("Did you mean {}?\n", best);
   }
-  std::vector<std::string> known = known_flags(command_of(program));
+  std::vector<std::string> known = known_flags(command);
   for (const std::string& argument : arguments) {
     std::string flag = argument.substr(0, argument.find('='));
     if (flag.rfind("--", 0) != 0 || std::find(known.begin(), known.end(), flag) != known.end()) continue;
@@ -111,9 +130,10 @@ std::string flag_error(const CLI::App& program,
                        const CLI::ParseError& error,
                        const std::vector<std::string>& arguments) {
   const CLI::App& command = command_of(program);
+  std::string unknown = unknown_command(command, arguments);
   return format("llm-dist: {}\n{}{} --help lists what there is.\n",
-                in_words(command, error.what()),
-                suggestions(program, arguments),
+                in_words(command, unknown, error.what()),
+                suggestions(command, unknown, arguments),
                 full_name(command));
 }
 

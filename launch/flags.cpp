@@ -28,8 +28,9 @@ Result<parallel::Layout> parse_layout(const std::string& text) {
   size_t cross = text.find_first_of("xX");
   try {
     if (cross != std::string::npos) {
-      return parallel::Layout{.tp = std::stoi(text.substr(0, cross)),
+      parallel::Layout layout{.tp = std::stoi(text.substr(0, cross)),
                               .pp = std::stoi(text.substr(cross + 1))};
+      if (layout.tp > 0 && layout.pp > 0) return layout;
     }
   } catch (const std::exception&) {
     // Falls through to the error below.
@@ -55,10 +56,12 @@ void add_device_flag(CLI::App& app, ModelFlags& flags) {
 }
 
 void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
-  app.add_option("--threads", flags.threads, "CPU threads of each rank (0: from the binding)");
+  app.add_option("--threads", flags.threads, "CPU threads of each rank (0: from the binding)")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--distributed-timeout-seconds",
                  flags.distributed_timeout_seconds,
                  "How long a collective may wait for a rank")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--disable-custom-all-reduce",
                flags.disable_custom_all_reduce,
@@ -66,7 +69,9 @@ void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
 }
 
 void add_log_flag(CLI::App& app, EngineFlags& flags) {
-  app.add_option("--log-level", flags.log_level, "debug, info, warning, error")->capture_default_str();
+  app.add_option("--log-level", flags.log_level, "debug, info, warning, error")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->capture_default_str();
   app.add_option("--log-format", flags.log_format, "text, or json: an object a line")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
@@ -94,8 +99,10 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
                  "Weights of linear layers: auto (as the checkpoint has them) or fp8 (E4M3, a scale a row)")
       ->check(CLI::IsMember({"auto", "fp8"}))
       ->capture_default_str();
-  app.add_option(
-      "--max-model-len", flags.max_model_len, "Tokens of prompt and output of one sequence (0: the model's)");
+  app.add_option("--max-model-len",
+                 flags.max_model_len,
+                 "Tokens of prompt and output of one sequence (0: the model's)")
+      ->check(CLI::NonNegativeNumber);
   app.add_option(
       "--tokenizer", flags.tokenizer, "A directory with tokenizer.json, or a .gguf file (default: MODEL's)");
   app.add_option("--chat-template", flags.chat_template, "A file with a Jinja template (default: MODEL's)")
@@ -114,13 +121,15 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   ParallelFlags& parallel = flags.parallel;
   auto* group = app.add_option_group("Parallelism");
   group
-      ->add_option(
-          "--tp,--tp-size,--tensor-parallel-size", parallel.tp, "Ranks that share each layer (0: choose)")
-      ->check(CLI::NonNegativeNumber);
+      ->add_option("--tp,--tp-size,--tensor-parallel-size",
+                   parallel.tp,
+                   "Ranks that share each layer (default: chosen)")
+      ->check(CLI::PositiveNumber);
   group
-      ->add_option(
-          "--pp,--pp-size,--pipeline-parallel-size", parallel.pp, "Stages of consecutive layers (0: choose)")
-      ->check(CLI::NonNegativeNumber);
+      ->add_option("--pp,--pp-size,--pipeline-parallel-size",
+                   parallel.pp,
+                   "Stages of consecutive layers (default: chosen)")
+      ->check(CLI::PositiveNumber);
   group->add_option("--layout", parallel.layout, "auto or TPxPP")->capture_default_str();
   group
       ->add_option("--pp-layer-split",
@@ -142,8 +151,10 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
           "--gpu-memory-utilization", memory.gpu_memory_utilization, "Share of the free memory to use")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
-  group->add_option(
-      "--kv-cache-memory-bytes", memory.kv_cache_memory_bytes, "KV cache of each rank (0: what is left)");
+  group
+      ->add_option(
+          "--kv-cache-memory-bytes", memory.kv_cache_memory_bytes, "KV cache of each rank (0: what is left)")
+      ->check(CLI::NonNegativeNumber);
   group
       ->add_option(
           "--kv-cache-dtype", memory.kv_cache_dtype, "auto (as activations), bfloat16, float16, float32")
@@ -213,11 +224,14 @@ std::vector<int64_t> graph_sizes(const SchedulerFlags& flags, const RankResource
   return sizes;
 }
 
-// The degrees that the flags name; 0: not named.
+}  // namespace
+
 Result<parallel::Layout> asked_layout(const ParallelFlags& flags) {
   parallel::Layout asked{.tp = flags.tp, .pp = flags.pp};
   if (flags.layout != "auto") {
     ASSIGN_OR_RETURN(asked, parse_layout(flags.layout));
+    if ((flags.tp > 0 && flags.tp != asked.tp) || (flags.pp > 0 && flags.pp != asked.pp))
+      return invalid_argument(format("--layout {} contradicts --tp or --pp: leave one out", flags.layout));
   }
   auto stages = static_cast<int>(flags.pp_layer_split.size());
   if (stages > 0 && asked.pp > 0 && asked.pp != stages) {
@@ -226,6 +240,8 @@ Result<parallel::Layout> asked_layout(const ParallelFlags& flags) {
   if (stages > 0) asked.pp = stages;
   return asked;
 }
+
+namespace {
 
 Status check_layer_split(const std::vector<int64_t>& split, int64_t num_layers) {
   int64_t sum = std::accumulate(split.begin(), split.end(), int64_t{0});

@@ -98,6 +98,9 @@ struct ResolvedOptions {
   std::string layout_reason;
 };
 
+// The degrees that the flags name; 0: not named.
+Result<parallel::Layout> asked_layout(const ParallelFlags& flags);
+
 // Everything but the size of the KV cache, which depends on a memory plan: see fit_memory.
 Result<ResolvedOptions> resolve(const EngineFlags& flags,
                                 const checkpoint::Checkpoint& checkpoint,

@@ -142,6 +142,7 @@ RunCommand add_generate(CLI::App& program) {
   app->add_option("--shutdown-timeout",
                   flags->batch.shutdown_timeout_seconds,
                   "Seconds that running lines get when a signal ends the batch")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template");
   add_sampling_flags(*app, flags->sampling);

@@ -47,12 +47,14 @@ Result<http::Response> ask(const Connection& connection,
                            http::Headers headers = {}) {
   if (const char* key = std::getenv("LLM_DIST_API_KEY"))
     headers.add("Authorization", std::string("Bearer ") + key);
-  ASSIGN_OR_RETURN(
-      http::Response response,
-      http::request(
-          {.method = method, .url = connection.url + path, .headers = std::move(headers), .body = body},
-          Deadline::after_seconds(kRequestSeconds)));
-  RETURN_IF_ERROR(status_of(response));
+  auto response = http::request(
+      {.method = method, .url = connection.url + path, .headers = std::move(headers), .body = body},
+      Deadline::after_seconds(kRequestSeconds));
+  RETURN_IF_ERROR(with_advice(
+      response.status(),
+      {.place = "llm-dist coordinator starts one, and --url or LLM_DIST_COORDINATOR says where one is",
+       .trust = "the environment variable SSL_CERT_FILE names the certificates to trust"}));
+  RETURN_IF_ERROR(status_of(*response));
   return response;
 }
 
@@ -68,6 +70,8 @@ Result<http::Response> ask_patiently(const Connection& connection,
     if (answer.ok() || i == kTries) return answer;
     StatusCode code = answer.status().code();
     if (code != StatusCode::kUnavailable && code != StatusCode::kDeadlineExceeded) return answer;
+    if (i == 1)
+      std::fprintf(stderr, "%s\nasking again for %d s\n", answer.status().message().c_str(), kTries);
     std::this_thread::sleep_for(kBetween);
   }
 }
@@ -273,8 +277,9 @@ Status run_top(const Connection& connection, bool once) {
   }
 }
 
-void add_text(CLI::App& app, const char* flag, const char* field, SubmitFlags* flags, const char* help) {
-  app.add_option_function<std::string>(
+CLI::Option* add_text(
+    CLI::App& app, const char* flag, const char* field, SubmitFlags* flags, const char* help) {
+  return app.add_option_function<std::string>(
       flag, [flags, field](const std::string& value) { flags->body[field] = value; }, help);
 }
 void add_number(CLI::App& app, const char* flag, const char* field, SubmitFlags* flags, const char* help) {
@@ -289,8 +294,8 @@ RunCommand add_submit(CLI::App& program) {
   SubmitFlags* raw = flags.get();
   CLI::App* app = program.add_subcommand("submit", "Give the coordinator a job");
   add_connection(*app, flags->connection);
-  add_text(*app, "type,--type", "type", raw, "serve or bench");
-  add_text(*app, "model,--model", "model", raw, "A name in the coordinator's catalogue");
+  add_text(*app, "type,--type", "type", raw, "serve or bench")->required();
+  add_text(*app, "model,--model", "model", raw, "A name in the coordinator's catalogue")->required();
   add_number(*app, "--tp,--tp-size,--tensor-parallel-size", "tp", raw, "Ranks that share each layer");
   add_number(*app, "--pp,--pp-size,--pipeline-parallel-size", "pp", raw, "Stages of consecutive layers");
   add_number(*app, "--priority", "priority", raw, "Higher starts first");
@@ -314,7 +319,10 @@ RunCommand add_jobs(CLI::App& program) {
   add_connection(*app, flags->connection);
   auto* id = app->add_option("job", flags->id, "job-N; without it: a table of the newest");
   app->add_option("--state", flags->state, "Only those: RUNNING,FAILED")->excludes(id);
-  app->add_option("--limit", flags->limit, "How many")->capture_default_str()->excludes(id);
+  app->add_option("--limit", flags->limit, "How many")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->excludes(id);
   app->add_flag("--json", flags->as_json, "As the API gives them");
   return [flags] { return report(run_jobs(*flags)); };
 }
@@ -324,7 +332,8 @@ RunCommand add_logs(CLI::App& program) {
   CLI::App* app = program.add_subcommand("logs", "What a job's processes wrote");
   add_connection(*app, flags->connection);
   app->add_option("job", flags->id, "job-N")->required();
-  app->add_option("--attempt", flags->attempt, "Which launch (default: the last)");
+  app->add_option("--attempt", flags->attempt, "Which launch (default: the last)")
+      ->check(CLI::PositiveNumber);
   app->add_flag("--follow,-f", flags->follow, "Until the job ends");
   return [flags] { return report(run_logs(*flags)); };
 }

@@ -58,12 +58,13 @@ std::string random_words(size_t count, std::mt19937_64& random) {
 }
 
 Result<std::string> PromptMaker::ask(const std::string& path, const std::string& body, bool& served) {
-  ASSIGN_OR_RETURN(http::Response response,
-                   client_->request(request_to(*server_, path, body), Deadline::after_seconds(kAskSeconds)));
+  auto answer = client_->request(request_to(*server_, path, body), Deadline::after_seconds(kAskSeconds));
+  RETURN_IF_ERROR(with_server_advice(answer.status()));
+  http::Response& response = *answer;
   served = !is_not_served(response.status);
   if (!served) return std::string();
   RETURN_IF_ERROR(status_of(response).with_context("POST " + path));
-  return response.body;
+  return std::move(response.body);
 }
 
 Result<PromptMaker> PromptMaker::create(http::Client& client,

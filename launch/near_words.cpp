@@ -1,6 +1,7 @@
 #include "launch/near_words.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "src/base/nearest.h"
 
@@ -9,7 +10,9 @@ namespace llm_dist::launch {
 std::string close_match(const std::string& word, const std::vector<std::string>& known) {
   std::vector<std::string_view> words(known.begin(), known.end());
   std::string best(nearest_word(word, words));
-  return edit_distance(word, best) * 3 <= static_cast<int>(word.size()) + 2 ? best : "";
+  // The dashes of a flag are no likeness.
+  size_t letters = word.size() - std::min(word.find_first_not_of('-'), word.size());
+  return edit_distance(word, best) * 3 <= static_cast<int>(letters) + 2 ? best : "";
 }
 
 std::vector<std::string> known_flags(const CLI::App& app) {

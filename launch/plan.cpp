@@ -1,6 +1,7 @@
 // `llm-dist plan`: what each rank of a layout would hold, from headers alone, on any machine.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -12,6 +13,8 @@
 
 namespace llm_dist::launch {
 namespace {
+
+constexpr int kDoesNotFitExitCode = 3;
 
 struct PlanFlags {
   EngineFlags engine;
@@ -44,7 +47,8 @@ void print_json(const std::vector<engine::MemoryPlan>& plans,
   std::printf("%s\n", out.dump(2).c_str());
 }
 
-Status plan(const PlanFlags& flags) {
+// Whether `serve` with the same flags would start in this memory: a sequence of --max-model-len must fit.
+Result<bool> plan(const PlanFlags& flags) {
   ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
                    checkpoint::parse_load_format(flags.engine.model.load_format));
   ASSIGN_OR_RETURN(
@@ -54,10 +58,8 @@ Status plan(const PlanFlags& flags) {
   if (!flags.memory.empty()) {
     ASSIGN_OR_RETURN(memory, parse_bytes("--memory", flags.memory));
   }
-  const ParallelFlags& parallel = flags.engine.parallel;
-  int stages = std::max(parallel.pp, static_cast<int>(parallel.pp_layer_split.size()));
-  int asked = std::max(1, parallel.tp) * std::max(1, stages);
-  int world = flags.gpus > 0 ? flags.gpus : asked;
+  ASSIGN_OR_RETURN(parallel::Layout asked, asked_layout(flags.engine.parallel));
+  int world = flags.gpus > 0 ? flags.gpus : std::max(1, asked.tp) * std::max(1, asked.pp);
   ASSIGN_OR_RETURN(
       ResolvedOptions resolved,
       resolve(
@@ -70,9 +72,12 @@ Status plan(const PlanFlags& flags) {
                      engine::plan_memory(*checkpoint, kernels::cpu_ops(), options, rank));
     plans.push_back(rank_plan);
   }
+  int64_t blocks = std::numeric_limits<int64_t>::max();
+  for (const engine::MemoryPlan& rank_plan : plans) blocks = std::min(blocks, rank_plan.blocks_in(memory));
+  bool fits = memory == 0 || blocks >= options.max_blocks_per_sequence();
   if (flags.json) {
     print_json(plans, options, memory);
-    return ok_status();
+    return fits;
   }
   if (options.quantization)
     std::printf("linear layers in %s, embedding, head and norms in %s\n",
@@ -87,15 +92,19 @@ Status plan(const PlanFlags& flags) {
               static_cast<long long>(options.max_model_len),
               engine::describe(plans, memory).c_str());
   if (memory > 0) {
-    int64_t blocks = plans.front().blocks_in(memory);
-    for (const engine::MemoryPlan& rank_plan : plans) blocks = std::min(blocks, rank_plan.blocks_in(memory));
     int64_t context = std::min(blocks * options.block_size, checkpoint->config().max_position_embeddings);
+    std::string shortage;
+    if (blocks == 0) {
+      shortage = "; the model does not fit in this memory";
+    } else if (!fits) {
+      shortage = format("; --max-model-len {} does not fit in this memory", options.max_model_len);
+    }
     std::printf("\n%lld KV blocks on every rank: the largest context is %lld tokens%s\n",
                 static_cast<long long>(blocks),
                 static_cast<long long>(context),
-                blocks == 0 ? "; the model does not fit in this memory" : "");
+                shortage.c_str());
   }
-  return ok_status();
+  return fits;
 }
 
 }  // namespace
@@ -104,17 +113,21 @@ RunCommand add_plan(CLI::App& program) {
   auto flags = std::make_shared<PlanFlags>();
   CLI::App* app = program.add_subcommand("plan", "Print what each rank would hold; reads headers only");
   add_engine_flags(*app, flags->engine);
-  app->add_option("--gpus", flags->gpus, "Ranks to plan for, when --tp and --pp leave it open");
+  app->add_option("--gpus", flags->gpus, "Ranks to plan for, when --tp and --pp leave it open")
+      ->check(CLI::PositiveNumber);
   app->add_option("--memory", flags->memory, "Memory of each rank's device, for example 80GiB");
   app->add_flag("--json", flags->json, "The plan as JSON");
   app->footer(
+      "Exit codes: 0 it fits, or no --memory is given, 1 errors, 3 it does not fit: a sequence of\n"
+      "--max-model-len must have room beside the weights.\n"
       "Examples:\n"
       "  llm-dist plan model.gguf --tp 2 --memory 8GiB\n"
       "  llm-dist plan path/to/Llama-3.3-70B --load-format dummy --gpus 8 --memory 141GB");
   return [flags] {
-    Status status = plan(*flags);
-    if (!status.ok()) std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
-    return status.ok() ? 0 : 1;
+    Result<bool> fits = plan(*flags);
+    if (fits.ok()) return *fits ? 0 : kDoesNotFitExitCode;
+    std::fprintf(stderr, "llm-dist: %s\n", fits.status().message().c_str());
+    return 1;
   };
 }
 

@@ -14,6 +14,7 @@
 #include "launch/placement.h"
 #include "launch/profile_report.h"
 #include "launch/trace_file.h"
+#include "launch/whole_file.h"
 #include "src/base/log_format.h"
 #include "src/checkpoint/progress.h"
 #include "src/engine/engine.h"
@@ -133,6 +134,10 @@ Status RankProcess::take_device(const EngineFlags& flags) {
 }
 
 Status RankProcess::prepare(const EngineFlags& flags) {
+  if (leads()) {
+    RETURN_IF_ERROR(check_writable("--trace-file", flags.trace_file));
+    RETURN_IF_ERROR(check_writable("--profile", flags.profile_file));
+  }
   ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
                    checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,

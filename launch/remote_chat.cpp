@@ -37,7 +37,7 @@ Status RemoteChat::answer(const std::string& messages_json, const OnText& on_tex
       Deadline::after_seconds(options_.answer_timeout_seconds),
       [&](std::string_view piece) { return parser.feed(piece); },
       [&](const Result<http::Response>& response) {
-        outcome = response.ok() ? status_of(*response) : response.status();
+        outcome = response.ok() ? status_of(*response) : with_server_advice(response.status());
       });
   bool given_up = false;
   while (!client_.run(Deadline::after(kLookEvery))) {

@@ -148,13 +148,16 @@ RunCommand add_serve(CLI::App& program) {
       "--api-key", flags->api_key, "A key; others on this machine can read it from the process list");
   group->add_option("--ssl-certfile", flags->server.ssl_certfile, "PEM certificate chain");
   group->add_option("--ssl-keyfile", flags->server.ssl_keyfile, "PEM private key");
-  group->add_option("--request-timeout",
-                    flags->server.request_timeout_seconds,
-                    "Seconds from arrival to the last byte (0: none)");
+  group
+      ->add_option("--request-timeout",
+                   flags->server.request_timeout_seconds,
+                   "Seconds from arrival to the last byte (0: none)")
+      ->check(CLI::NonNegativeNumber);
   group
       ->add_option("--shutdown-timeout",
                    flags->shutdown_timeout_seconds,
                    "Seconds that running requests get when the server ends")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->footer(
       "Examples:\n"

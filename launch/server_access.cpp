@@ -87,9 +87,26 @@ Status status_of(const http::Response& response) {
   return response.status >= 500 ? unavailable(message) : invalid_argument(message);
 }
 
+Status with_advice(const Status& status, const AccessAdvice& advice) {
+  auto adding = [&](std::string_view what) {
+    return Status(status.code(), format("{}; {}", status.message(), what));
+  };
+  if (status.code() == StatusCode::kUnavailable) return adding(advice.place);
+  if (status.code() == StatusCode::kFailedPrecondition) return adding(advice.trust);
+  return status;
+}
+
+Status with_server_advice(const Status& status) {
+  return with_advice(status,
+                     {.place = "llm-dist serve MODEL starts a server, and --base-url, --host and --port, or "
+                               "--uds say where one is",
+                      .trust = "--ssl-ca-certs FILE names the certificates to trust"});
+}
+
 Result<std::string> first_model(http::Client& client, const ServerAccess& server) {
-  ASSIGN_OR_RETURN(http::Response response,
-                   client.request(request_to(server, "/v1/models"), Deadline::after_seconds(kModelsSeconds)));
+  auto answer = client.request(request_to(server, "/v1/models"), Deadline::after_seconds(kModelsSeconds));
+  RETURN_IF_ERROR(with_server_advice(answer.status()));
+  const http::Response& response = *answer;
   RETURN_IF_ERROR(status_of(response).with_context("GET /v1/models"));
   json reply = json::parse(response.body, nullptr, false);
   if (reply.is_object() && reply["data"].is_array() && !reply["data"].empty()) {

@@ -36,6 +36,15 @@ ServerError read_server_error(const http::Response& response);
 // The same as a Status: unavailable from 500 on, invalid_argument below.
 Status status_of(const http::Response& response);
 
+// A server that was not reached, or whose certificate is not trusted: the same with what to do about it.
+struct AccessAdvice {
+  std::string_view place;  // how one comes to be, and where it is looked for
+  std::string_view trust;  // what makes its certificate trusted
+};
+Status with_advice(const Status& status, const AccessAdvice& advice);
+// The same with the flags of chat and bench serve.
+Status with_server_advice(const Status& status);
+
 // The first of GET /v1/models.
 Result<std::string> first_model(http::Client& client, const ServerAccess& server);
 

@@ -11,4 +11,7 @@ namespace llm_dist::launch {
 // example on a full disk; nothing is left then.
 Status write_whole_file(const std::string& path, const std::string& text);
 
+// Before the work whose result goes there: whether that write could succeed. Fine for "", which is no file.
+Status check_writable(const std::string& flag, const std::string& path);
+
 }  // namespace llm_dist::launch

@@ -22,6 +22,12 @@ std::string request_head(const ClientRequest& request, const Url& url) {
   return head + "\r\n";
 }
 
+// Trying again does not help then.
+bool is_distrust(const ErrorCode& error) {
+  return error.category() == asio::error::get_ssl_category() &&
+         ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_CERTIFICATE_VERIFY_FAILED;
+}
+
 // A field name or value with a line break would become fields of its own.
 Status check_fields(const ClientRequest& request) {
   auto broken = [](std::string_view text) {
@@ -181,6 +187,9 @@ asio::awaitable<Status> ClientConnection::connect(const Url& url) {
   connecting_.reset();
   connected_to_ = url.origin();
   error = co_await transport_->handshake();
+  if (is_distrust(error))
+    co_return failed_precondition(
+        format("the certificate of {} is not trusted, or names another host: {}", where, error.message()));
   if (error) co_return unavailable(format("TLS handshake with {} failed: {}", where, error.message()));
   co_return ok_status();
 }

@@ -67,17 +67,42 @@ class Help(unittest.TestCase):
         done = run(["genrate", "model.gguf"])
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("Did you mean generate?", done.stderr)
+        done = run(["bench", "latnecy", "model.gguf"])
+        self.assertIn("Did you mean latency?", done.stderr)
+
+    def test_what_is_near_nothing_is_no_suggestion(self):
+        for arguments, said in ((["frobnicate"], "frobnicate is no command"), (["doctor", "--model", "m"], "--model")):
+            with self.subTest(arguments=arguments):
+                done = run(arguments)
+                self.assertIn(said, done.stderr)
+                self.assertNotIn("Did you mean", done.stderr)
 
     def test_a_value_that_a_flag_does_not_take(self):
         for arguments, said in (
-                (["serve", "--port", "abc"], "serve --port abc: not a whole number, or one that is too large"),
-                (["serve", "--port", "99999"], "serve --port 99999: not a whole number, or one that is too large"),
+                (["serve", "--port", "abc"], "serve --port abc: not a whole number\n"),
+                (["serve", "--port", "99999"], "serve --port 99999: too large"),
+                (["serve", "--port", "-1"], "serve --port -1: too small"),
+                (["serve", "--tp", "0"], "serve --tp 0: too small"),
+                (["serve", "--pp-size", "0"], "serve --pp 0: too small"),
+                (["serve", "--threads", "-1"], "serve --threads -1: too small"),
+                (["serve", "--max-model-len", "-5"], "serve --max-model-len -5: too small"),
+                (["serve", "--kv-cache-memory-bytes", "-1"], "serve --kv-cache-memory-bytes -1: too small"),
+                (["serve", "--distributed-timeout-seconds", "0"], "serve --distributed-timeout-seconds 0: too small"),
+                (["serve", "--request-timeout", "-4"], "serve --request-timeout -4: too small"),
+                (["serve", "--shutdown-timeout", "-4"], "serve --shutdown-timeout -4: too small"),
+                (["generate", "--shutdown-timeout", "-4"], "generate --shutdown-timeout -4: too small"),
+                (["plan", "--log-level", "loud"], "plan --log-level: loud not in {"),
+                (["plan", "--gpus", "0"], "plan --gpus 0: too small"),
+                (["jobs", "--limit", "0"], "jobs --limit 0: too small"),
+                (["logs", "job-1", "--attempt", "-1"], "logs --attempt -1: too small"),
+                (["submit", "bench"], "submit --model is required"),
                 (["serve", "--kv-cache-memory-bytes", "64M"], "serve --kv-cache-memory-bytes 64M: not a whole number"),
                 (["serve", "--gpu-memory-utilization", "90"], "serve --gpu-memory-utilization 90: not between 0.01 and 1"),
                 (["serve", "--port"], "serve --port: its value is missing"),
                 (["generate", "--max-tokens", "0"], "generate --max-tokens 0: too small"),
                 (["generate", "--temperature", "x"], "generate --temperature x: not a number"),
-                (["bench"], "bench a command is missing: latency, throughput")):
+                (["bench"], "bench a command is missing: latency, throughput"),
+                (["bench", "latnecy", "m.gguf"], "bench latnecy is no command: latency, throughput")):
             with self.subTest(arguments=arguments):
                 command, text = said.split(" ", 1)
                 done = run(arguments)
@@ -150,6 +175,45 @@ class Refusals(unittest.TestCase):
         done = self.refused(["plan", harness.smollm(), "--tp", 10], None, "tp 10 exceeds the model's 9 heads")
         self.assertRegex(done.stderr, r"10 ranks fit as: .*5x2")
         self.refused(["plan", harness.smollm(), "--pp", 31], None, "pp 31 exceeds the model's 30 layers")
+
+    def test_a_layout_that_is_none_or_two(self):
+        for flags in (["--layout", "0x0"], ["--layout=-1x1"], ["--layout", "2y2"], ["--tp", 2, "--layout", "1x2"],
+                      ["--pp", 1, "--layout", "1x2"]):
+            with self.subTest(flags=flags):
+                self.refused(["plan", harness.smollm(), *flags], None, "--layout")
+        for flags in (["--layout", "1x2"], ["--pp", 2, "--layout", "1x2"]):
+            done = run(["plan", harness.smollm(), *flags])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("TP 1 × PP 2", done.stdout)
+
+    def test_plan_tells_a_script_whether_it_fits(self):
+        for flags, code, word in ((["--memory", "10MiB"], 3, "the model does not fit"),
+                                  (["--memory", "300MiB"], 3, "--max-model-len 8192 does not fit"),
+                                  (["--memory", "300MiB", "--max-model-len", 1024], 0, ""),
+                                  (["--memory", "2GiB"], 0, ""), ([], 0, "")):
+            with self.subTest(flags=flags):
+                done = run(["plan", harness.smollm(), "--threads", 1, *flags])
+                self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                self.assertIn(word, done.stdout)
+                self.assertEqual("not fit" in done.stdout, code == 3, done.stdout)
+                done = run(["plan", harness.smollm(), "--threads", 1, "--json", *flags])
+                self.assertEqual(done.returncode, code, done.stderr)
+                json.loads(done.stdout)
+
+    def test_memory_that_is_none(self):
+        for memory in ("0", "-1", "nan", "1e30TiB", "12XB"):
+            with self.subTest(memory=memory):
+                done = self.refused(["plan", harness.smollm(), f"--memory={memory}"], None, f"--memory {memory}")
+                self.assertEqual(done.returncode, 1)
+
+    def test_a_trace_that_cannot_be_written_is_refused_before_loading(self):
+        for flag in ("--trace-file", "--profile"):
+            for place in ("/no/such/folder/trace.json", "/tmp"):
+                with self.subTest(flag=flag, place=place):
+                    done = self.refused(["generate", harness.smollm(), "--prompt", "x", "--nproc-per-node", 2, flag, place, *SMALL],
+                                        None, f"{flag} {place}: ")
+                    self.assertNotIn("loading weights", done.stderr)
+                    self.assertEqual(done.stdout, "")
 
     def test_a_world_of_another_size_than_the_layout(self):
         done = self.refused(["generate", harness.smollm(), "--prompt", "x", "--tp", 3, "--pp", 1], 2, "but 2 were started", "mpirun -np 3")

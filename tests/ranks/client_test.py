@@ -206,6 +206,55 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(done.returncode, 1)
                 self.assertEqual(len(harness.our_lines(done.stderr)), 1, done.stderr)
                 self.assertIn("cannot connect to 127.0.0.1:1", done.stderr)
+                for way_out in ("llm-dist serve MODEL", "--base-url", "--port", "--uds"):
+                    self.assertIn(way_out, done.stderr)
+
+    def test_a_coordinator_that_is_not_there(self):
+        for command in (["jobs"], ["cancel", "job-1"], ["top", "--once"]):
+            with self.subTest(command=command):
+                done = harness.run(command, env={"LLM_DIST_COORDINATOR": "http://127.0.0.1:1"})
+                self.assertEqual(done.returncode, 1)
+                self.assertEqual(len(harness.our_lines(done.stderr)), 1, done.stderr)
+                for said in ("cannot connect to 127.0.0.1:1", "llm-dist coordinator", "--url", "LLM_DIST_COORDINATOR"):
+                    self.assertIn(said, done.stderr)
+
+    def test_submit_says_that_it_asks_again(self):
+        command = [harness.binary(), "submit", "bench", "m", "--url", "http://127.0.0.1:1"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            self.addCleanup(process.kill)
+            self.assertIn("cannot connect to 127.0.0.1:1", process.stderr.readline())
+            self.assertRegex(process.stderr.readline(), r"^asking again for \d+ s$")
+            self.assertIsNone(process.poll())
+            process.kill()
+
+    def test_a_certificate_that_nobody_vouches_for(self):
+        harness.needs_serve()
+        with tempfile.TemporaryDirectory() as folder:
+            key, certificate = f"{folder}/key.pem", f"{folder}/cert.pem"
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                            "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+                            "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+            with harness.Server(1, harness.smollm(), ["--ssl-certfile", certificate, "--ssl-keyfile", key, *SMALL]) as server:
+                server.wait_listening()
+                url = "https://%s:%d" % server.address
+                for command in (["chat"], ["bench", "serve"], ["chat", "--model-name", "m"]):
+                    with self.subTest(command=command):
+                        done = run_with_input([*command, "--base-url", url], QUESTION)
+                        self.assertEqual(done.returncode, 1)
+                        self.assertRegex(done.stderr, r"the certificate of 127.0.0.1:\d+ is not trusted")
+                        self.assertIn("--ssl-ca-certs FILE", done.stderr)
+                done = run_with_input(["jobs", "--url", url], "")
+                self.assertIn("SSL_CERT_FILE", done.stderr)
+                trusting = run_with_input(["jobs", "--url", url], "", env={"SSL_CERT_FILE": certificate})
+                self.assertNotIn("not trusted", trusting.stderr)
+
+    def test_a_result_that_cannot_be_written_is_refused_before_the_measurement(self):
+        for flag in ("--save-result", "--plot"):
+            with self.subTest(flag=flag):
+                done = harness.run(["bench", "serve", "--base-url", "http://127.0.0.1:1", flag, "/no/such/folder/x"])
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(f"{flag} /no/such/folder/x: cannot be written: No such file", done.stderr)
+                self.assertNotIn("connect", done.stderr)
 
     def test_flags_that_exclude_each_other_and_rates_that_are_none(self):
         for arguments in (["chat", "model.gguf", "--base-url", "http://h"], ["chat", "--uds", "/s", "--port", 1],
