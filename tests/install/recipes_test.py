@@ -98,6 +98,14 @@ class Apptainer(unittest.TestCase):
         names = [line.split()[0] for line in self.sections()["files"].splitlines() if line.strip()]
         self.assertEqual(names, [f"build/package/{name}_{VERSION}_amd64.deb" for name in ("llm-dist", "llm-dist-mpi")])
 
+    def test_its_files_lie_where_the_host_mounts_nothing_over_them(self):
+        """While %post runs, the host's /tmp, /var/tmp, home and kernel folders cover the container's own."""
+        mounted = ("/tmp", "/var/tmp", "/root", "/home", "/proc", "/sys", "/dev", "/run")
+        for line in filter(str.strip, self.sections()["files"].splitlines()):
+            _, place = line.split()
+            self.assertFalse(place.startswith(mounted), place)
+            self.assertIn(place, self.sections()["post"])
+
     def test_its_scripts_are_scripts(self):
         if shutil.which("shellcheck") is None:
             self.skipTest("shellcheck is not installed")

@@ -71,7 +71,8 @@ class StartAndStop(unittest.TestCase):
                 begin = time.monotonic()
                 with harness.Server(2, harness.smollm(), [*SMALL, "--tp", 2], env={"TMPDIR": folder}) as server:
                     server.wait_ready()
-                    self.assertEqual(server.post("/v1/completions", completion(2))[0], 200)
+                    status, answer = server.post("/v1/completions", completion(2))
+                    self.assertEqual(status, 200, f"cycle {cycle}: {answer}\n{server.log()}")
                     if cycle % 3 == 0:
                         os.kill(server.process.pid, signal.SIGTERM)
                     elif cycle % 3 == 1:
