@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kItemsAtOnce = 16;  // each has up to the 16 MiB of an answer
+constexpr size_t kBytesAtOnce = 256 << 10;  // and the rest of one answer, which has up to 16 MiB
 
 std::string dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -114,13 +114,13 @@ Result<BatchFiles> write_batch_files(
   std::unordered_set<int64_t> recorded;
   int64_t last = 0;
   while (true) {
-    ASSIGN_OR_RETURN(std::vector<ItemRecord> items, store.batches().items(job.id, last, kItemsAtOnce));
+    ASSIGN_OR_RETURN(std::vector<ItemRecord> items, store.batches().items(job.id, last, kBytesAtOnce));
     for (const ItemRecord& item : items) {
       recorded.insert(item.number);
       RETURN_IF_ERROR((item.outcome == ItemOutcome::kCompleted ? output : errors).add(item.line));
       last = item.number;
     }
-    if (items.size() < kItemsAtOnce) break;
+    if (items.empty()) break;
   }
   BatchFiles files{.close = {.job = job.id, .expected_version = job.version}, .contents = {}};
   if (expired) {

@@ -36,8 +36,9 @@ class BatchStore {
   virtual Result<std::vector<Job>> replicas(JobId batch) = 0;
   // The last attempt of a batch's job, or of a replica of one, in which an item was recorded; 0: none.
   virtual Result<int64_t> progress_attempt(JobId job) = 0;
-  // Records after number `after`, in the order of their numbers.
-  virtual Result<std::vector<ItemRecord>> items(JobId job, int64_t after, int limit) = 0;
+  // Records after number `after`, in the order of their numbers, until their lines have so many bytes
+  // together. None: there are no more.
+  virtual Result<std::vector<ItemRecord>> items(JobId job, int64_t after, size_t enough_bytes) = 0;
   // All of them, without their lines.
   virtual Result<std::vector<ItemRecord>> item_marks(JobId job) = 0;
 };

@@ -84,17 +84,24 @@ Result<std::vector<Batch>> query_open_batches(Database& database) {
   return read_all<Batch>(rows, read_batch);
 }
 
-Result<std::vector<ItemRecord>> query_items(Database& database, JobId job, int64_t after, int limit) {
+Result<std::vector<ItemRecord>> query_items(Database& database,
+                                            JobId job,
+                                            int64_t after,
+                                            size_t enough_bytes) {
   Statement rows = database.prepare(
       "SELECT number, outcome, deaths, line FROM batch_items WHERE job = ? AND number > ? AND outcome <> '' "
-      "ORDER BY number LIMIT ?");
-  rows.bind(job).bind(after).bind(limit);
-  return read_all<ItemRecord>(rows, [](const Statement& row) {
-    return ItemRecord{.number = row.integer(0),
-                      .outcome = parse_outcome(row.text(1)),
-                      .deaths = static_cast<int>(row.integer(2)),
-                      .line = row.text(3)};
-  });
+      "ORDER BY number");
+  rows.bind(job).bind(after);
+  std::vector<ItemRecord> items;
+  for (size_t bytes = 0; bytes < enough_bytes; bytes += items.back().line.size()) {
+    ASSIGN_OR_RETURN(bool more, rows.step());
+    if (!more) break;
+    items.push_back({.number = rows.integer(0),
+                     .outcome = parse_outcome(rows.text(1)),
+                     .deaths = static_cast<int>(rows.integer(2)),
+                     .line = rows.text(3)});
+  }
+  return items;
 }
 
 Result<std::vector<ItemRecord>> query_item_marks(Database& database, JobId job) {

@@ -15,7 +15,10 @@ Result<std::vector<StoredFile>> query_files(Database& database, const FileFilter
 Result<std::vector<std::string>> query_contents(Database& database);
 Result<Batch> query_batch(Database& database, JobId job);
 Result<std::vector<Batch>> query_open_batches(Database& database);
-Result<std::vector<ItemRecord>> query_items(Database& database, JobId job, int64_t after, int limit);
+Result<std::vector<ItemRecord>> query_items(Database& database,
+                                            JobId job,
+                                            int64_t after,
+                                            size_t enough_bytes);
 Result<std::vector<ItemRecord>> query_item_marks(Database& database, JobId job);
 
 Result<int64_t> query_progress_attempt(Database& database, JobId job);

@@ -91,8 +91,8 @@ class SqliteStore : public Store, private BatchStore {
   Result<int64_t> progress_attempt(JobId job) override {
     return read([&](Database& database) { return query_progress_attempt(database, job); });
   }
-  Result<std::vector<ItemRecord>> items(JobId job, int64_t after, int limit) override {
-    return read([&](Database& database) { return query_items(database, job, after, limit); });
+  Result<std::vector<ItemRecord>> items(JobId job, int64_t after, size_t enough_bytes) override {
+    return read([&](Database& database) { return query_items(database, job, after, enough_bytes); });
   }
   Result<std::vector<ItemRecord>> item_marks(JobId job) override {
     return read([&](Database& database) { return query_item_marks(database, job); });

@@ -157,7 +157,7 @@ void Ledger::check_attempts(Store& store, const Job& job) {
 void Ledger::check_items(Store& store, JobId id) {
   Known& known = known_[id];
   Result<Batch> batch = store.batches().batch(id);
-  Result<std::vector<ItemRecord>> items = store.batches().items(id, 0, kAll);
+  Result<std::vector<ItemRecord>> items = store.batches().items(id, 0, SIZE_MAX);
   if (!batch.ok() || !items.ok()) return world_.violate(format("lost: the items of {}", batch_name(id)));
   known.total = batch.value().total;
   std::set<int64_t> found;
