@@ -28,7 +28,6 @@ namespace {
 constexpr int kReaderThreads = 2;
 constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody else
 constexpr size_t kMaxBodyBytes = 1 << 20;
-constexpr size_t kFormBytes = 64 << 10;                 // of an upload, besides its file
 constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
 constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
 constexpr auto kBetweenSamples = std::chrono::seconds(2);
@@ -145,7 +144,7 @@ class Coordinator::Impl {
   void take_care();
   void sample_loads();
   Status prepare_files();
-  size_t body_limit(const http::Request& head) const;
+  http::Admission admit(const http::Request& head) const;
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
 
   const CoordinatorOptions options_;
@@ -184,8 +183,8 @@ Status Coordinator::Impl::serve() {
   http.tls_cert_file = options_.ssl_certfile;
   http.tls_key_file = options_.ssl_keyfile;
   http.body_timeout = kUploadTime;
-  http.max_body_bytes = static_cast<size_t>(options_.max_file_bytes) + kFormBytes;
-  http.body_limit = [this](const http::Request& head) { return body_limit(head); };
+  http.max_body_bytes = files_api_.max_body_bytes();
+  http.admit = [this](const http::Request& head) { return admit(head); };
   http.render_error = render_http_error;
   ASSIGN_OR_RETURN(server_, http::Server::create(http, [this](http::Request request, WriterPtr writer) {
                      handle(std::move(request), std::move(writer));
@@ -204,9 +203,10 @@ Status Coordinator::Impl::prepare_files() {
 }
 
 // Only an upload may be large, and only whoever may upload may send one.
-size_t Coordinator::Impl::body_limit(const http::Request& head) const {
-  bool upload = head.method == "POST" && head.path == "/v1/files" && !access_.refusal(head);
-  return upload ? static_cast<size_t>(options_.max_file_bytes) + kFormBytes : kMaxBodyBytes;
+http::Admission Coordinator::Impl::admit(const http::Request& head) const {
+  if (!FilesApi::is_upload(head)) return {.max_body_bytes = kMaxBodyBytes};
+  if (std::optional<ApiError> refusal = access_.refusal(head)) return {.refusal = error_reply(*refusal)};
+  return files_api_.admit(head);
 }
 
 void Coordinator::Impl::stop(Deadline deadline) {

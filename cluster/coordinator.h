@@ -26,7 +26,7 @@ struct CoordinatorOptions {
   uint16_t port = 8080;
   std::string ssl_certfile{};
   std::string ssl_keyfile{};
-  int64_t max_file_bytes = 200LL << 20;  // of one upload, which is held in memory while it arrives
+  int64_t max_file_bytes = 200LL << 20;  // of one upload
   int batch_concurrency = 16;            // requests of one batch in flight on a replica
   std::vector<AccessKey> api_keys{};     // none: whoever reaches the port may do everything
 };

@@ -4,10 +4,10 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "src/base/format.h"
@@ -31,6 +31,33 @@ Status sync_folder(const std::string& folder) {
   ::close(file);
   return error == 0 ? ok_status() : disk_error(folder, error);
 }
+
+class ContentSource : public http::BodySource {
+ public:
+  ContentSource(int file, uint64_t bytes, std::string path)
+      : file_(file), bytes_(bytes), path_(std::move(path)) {}
+  ~ContentSource() override { ::close(file_); }
+  ContentSource(const ContentSource&) = delete;
+  ContentSource& operator=(const ContentSource&) = delete;
+
+  uint64_t bytes() const override { return bytes_; }
+  Status read(std::span<char> piece) override {
+    while (!piece.empty()) {
+      ssize_t count = ::read(file_, piece.data(), piece.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) {
+        return data_loss(format("{}: {}", path_, count < 0 ? strerror(errno) : "shorter than it was"));
+      }
+      piece = piece.subspan(static_cast<size_t>(count));
+    }
+    return ok_status();
+  }
+
+ private:
+  const int file_;
+  const uint64_t bytes_;
+  const std::string path_;
+};
 
 }  // namespace
 
@@ -84,14 +111,22 @@ Status FileContents::prepare() const {
   return sync_folder(parent.empty() ? "." : parent);
 }
 
-Result<std::string> FileContents::read(const std::string& name) const {
-  std::ifstream file(path(name), std::ios::binary | std::ios::ate);
-  std::string bytes(file ? static_cast<size_t>(file.tellg()) : 0, '\0');
-  file.seekg(0);
-  if (!file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) {
-    return data_loss(format("the content {} cannot be read", path(name)));
+Result<std::shared_ptr<http::BodySource>> FileContents::open(const std::string& name) const {
+  int file = ::open(path(name).c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat about{};
+  if (file >= 0 && fstat(file, &about) == 0) {
+    return std::shared_ptr<http::BodySource>(
+        std::make_shared<ContentSource>(file, static_cast<uint64_t>(about.st_size), path(name)));
   }
-  return bytes;
+  Status error = data_loss(format("the content {} cannot be read: {}", path(name), strerror(errno)));
+  if (file >= 0) ::close(file);
+  return error;
+}
+
+Result<uint64_t> FileContents::free_bytes() const {
+  struct statvfs about{};
+  if (::statvfs(folder_.c_str(), &about) != 0) return disk_error(folder_, errno);
+  return static_cast<uint64_t>(about.f_bavail) * about.f_frsize;
 }
 
 void FileContents::remove(const std::string& name) const { ::unlink(path(name).c_str()); }

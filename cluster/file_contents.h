@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/base/status.h"
+#include "src/http/body.h"
 
 namespace llm_dist::cluster {
 
@@ -50,7 +51,10 @@ class FileContents {
   Status prepare() const;
   Result<std::unique_ptr<ContentWriter>> create() const { return ContentWriter::create(folder_); }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
-  Result<std::string> read(const std::string& name) const;
+  // All of it, also when it is removed meanwhile. data_loss: it cannot be read.
+  Result<std::shared_ptr<http::BodySource>> open(const std::string& name) const;
+  // What the disk has room for. unavailable: nobody knows.
+  Result<uint64_t> free_bytes() const;
   void remove(const std::string& name) const;
   // Removes what is not among `known`: what a crash left between content and row. Nobody may be writing.
   int sweep(const std::vector<std::string>& known) const;

@@ -5,51 +5,16 @@
 
 #include "cluster/api/api_reply.h"
 #include "cluster/api/batch_json.h"
-#include "cluster/api/multipart.h"
 #include "cluster/api/request_fields.h"
+#include "cluster/api/upload.h"
+#include "src/base/check.h"
 #include "src/base/format.h"
-#include "src/base/nearest.h"
 
 namespace llm_dist::cluster {
 namespace {
 
 constexpr int kMaxPage = 10'000;
-constexpr size_t kMaxFilenameBytes = 255;
-
-struct Upload {
-  AddFile file;
-  std::string_view content;
-};
-
-// The form of POST /v1/files. `param` becomes the field that is wrong.
-Result<Upload> read_form(const std::vector<FormPart>& parts, std::string& param) {
-  constexpr std::string_view kFields[] = {"file", "purpose", "expires_after"};
-  const FormPart* file = nullptr;
-  const FormPart* purpose = nullptr;
-  for (const FormPart& part : parts) {
-    param = part.name;
-    if (part.name.starts_with("expires_after")) {
-      return invalid_argument("'expires_after' is known, but not served: files stay until they are deleted");
-    }
-    if (part.name != "file" && part.name != "purpose") {
-      return invalid_argument(
-          format("unknown field '{}': did you mean '{}'?", part.name, nearest_word(part.name, kFields)));
-    }
-    (part.name == "file" ? file : purpose) = &part;
-  }
-  param = "purpose";
-  if (purpose == nullptr || purpose->content != to_string(FilePurpose::kBatch)) {
-    return invalid_argument("'purpose' must be 'batch'");
-  }
-  param = "file";
-  if (file == nullptr) return invalid_argument("'file' is missing");
-  std::string filename = file->filename.value_or("");
-  if (filename.empty() || filename.size() > kMaxFilenameBytes) {
-    return invalid_argument(format("'file' needs a filename of 1 to {} bytes", kMaxFilenameBytes));
-  }
-  param.clear();
-  return Upload{{.filename = filename, .bytes = static_cast<int64_t>(file->content.size())}, file->content};
-}
+constexpr uint64_t kFormBytes = 64 << 10;  // of an upload, besides its file
 
 Result<FileFilter> parse_filter(const http::Request& request) {
   FileFilter filter{.limit = kMaxPage};
@@ -89,36 +54,46 @@ void FilesApi::add_routes(http::Router& router) {
   }
 }
 
+bool FilesApi::is_upload(const http::Request& head) {
+  return head.method == "POST" && head.path == "/v1/files";
+}
+
+uint64_t FilesApi::max_body_bytes() const {
+  return static_cast<uint64_t>(parts_.max_file_bytes) + kFormBytes;
+}
+
+http::Admission FilesApi::admit(const http::Request& head) const {
+  const std::string* type = head.headers.find("Content-Type");
+  auto upload =
+      std::make_shared<Upload>(parts_.contents, parts_.max_file_bytes, type == nullptr ? "" : *type);
+  if (upload->refusal()) return {.refusal = upload->refusal()};
+  Result<std::string> project = project_of(head);
+  if (!project.ok()) return {.refusal = error_reply(project.status())};
+  const uint64_t length = head.content_length().value_or(0);
+  Result<uint64_t> room = parts_.contents.free_bytes();
+  if (room.ok() && length <= max_body_bytes() && length > room.value()) {
+    return {.refusal = error_reply(resource_exhausted("the disk has no room for this file"))};
+  }
+  return {.max_body_bytes = max_body_bytes(), .sink = std::move(upload)};
+}
+
 void FilesApi::upload(const http::Request& request, const WriterPtr& writer) {
-  const std::string* type = request.headers.find("Content-Type");
-  Result<std::vector<FormPart>> parts = parse_multipart(type == nullptr ? "" : *type, request.body);
-  std::string param;
-  Result<Upload> form = parts.ok() ? read_form(parts.value(), param) : Result<Upload>(parts.status());
+  auto* upload = dynamic_cast<Upload*>(request.sink.get());
+  CHECK(upload != nullptr, "an upload that nobody admitted");
   Result<std::string> project = project_of(request);
-  if (!form.ok() || !project.ok()) {
-    const Status& status = form.ok() ? project.status() : form.status();
-    return void(writer->send(error_reply({.status = 400, .message = status.message(), .param = param})));
-  }
-  AddFile file = form.value().file;
-  file.project = project.value();
-  if (file.bytes > parts_.max_file_bytes) {
-    return void(
-        writer->send(error_reply({.status = 413,
-                                  .message = format("a file may have {} bytes", parts_.max_file_bytes),
-                                  .param = "file"})));
-  }
   // The content is durable before a row names it.
-  Result<std::unique_ptr<ContentWriter>> content = parts_.contents.create();
-  Status written = content.status();
-  if (written.ok()) written = content.value()->write(form.value().content);
-  if (written.ok()) written = content.value()->finish();
-  if (!written.ok()) return void(writer->send(error_reply(written)));
-  file.content = content.value()->name();
-  StoredFile shown{.project = file.project, .filename = file.filename, .bytes = file.bytes};
+  bool written = upload->finish();
+  std::unique_ptr<ContentWriter> content = upload->take_content();
+  if (!written || !project.ok()) {
+    return void(writer->send(written ? error_reply(project.status()) : *upload->refusal()));
+  }
+  StoredFile shown{.project = project.value(), .filename = upload->filename(), .bytes = content->bytes()};
   shown.created_us = parts_.now_us();
+  AddFile file{
+      .project = shown.project, .filename = shown.filename, .bytes = shown.bytes, .content = content->name()};
   Outcome outcome = parts_.commit.commit(shown.created_us, std::move(file));
   if (!outcome.ok()) return void(writer->send(error_reply(outcome.status())));
-  content.value()->keep();
+  content->keep();
   shown.id = outcome.value().id;
   writer->send({.body = render_file(shown)});
 }
@@ -149,10 +124,11 @@ void FilesApi::get(const http::Request& request, const WriterPtr& writer) {
 
 void FilesApi::content(const http::Request& request, const WriterPtr& writer) {
   Result<StoredFile> file = find(request);
-  Result<std::string> bytes =
-      file.ok() ? parts_.contents.read(file.value().content) : Result<std::string>(file.status());
+  using Source = std::shared_ptr<http::BodySource>;
+  Result<Source> bytes =
+      file.ok() ? parts_.contents.open(file.value().content) : Result<Source>(file.status());
   if (!bytes.ok()) return void(writer->send(error_reply(bytes.status())));
-  writer->send({.content_type = "application/octet-stream", .body = std::move(bytes).value()});
+  writer->send({.content_type = "application/octet-stream", .source = std::move(bytes).value()});
 }
 
 void FilesApi::remove(const http::Request& request, const WriterPtr& writer) {

@@ -23,6 +23,12 @@ class FilesApi {
   explicit FilesApi(Parts parts) : parts_(std::move(parts)) {}
   void add_routes(http::Router& router);
 
+  static bool is_upload(const http::Request& head);
+  // Of an upload, once its header has come and it is known who sends it. A request that its server did not
+  // ask this for must not be handed to its route.
+  http::Admission admit(const http::Request& head) const;
+  uint64_t max_body_bytes() const;
+
  private:
   void upload(const http::Request& request, const WriterPtr& writer);
   void list(const http::Request& request, const WriterPtr& writer);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "src/base/format.h"
 #include "src/http/message.h"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr size_t kMaxParts = 32;
 constexpr size_t kMaxHeaderBytes = 8 << 10;
+constexpr size_t kMaxBoundaryLineBytes = 1 << 10;
 constexpr size_t kMaxBoundaryBytes = 70;  // RFC 2046, 5.1.1
 
 std::string lower(std::string_view text) {
@@ -63,26 +65,23 @@ HeaderValue parse_header_value(std::string_view text) {
   return header;
 }
 
-// Where the next boundary begins; npos: there is none. A longer word that begins like it is content.
-size_t find_boundary(std::string_view body, const std::string& delimiter, size_t from) {
-  for (size_t at = body.find(delimiter, from); at != body.npos; at = body.find(delimiter, at + 1)) {
-    std::string_view after = body.substr(at + delimiter.size(), 2);
-    if (after == "--" || after == "\r\n" || after.starts_with(' ') || after.starts_with('\t')) return at;
-  }
-  return body.npos;
+enum class Mark { kNone, kBoundary, kUnknown };
+
+// Whether what follows a delimiter makes it a boundary: a longer word that begins like it is content.
+Mark mark_before(std::string_view after) {
+  if (after.starts_with(' ') || after.starts_with('\t')) return Mark::kBoundary;
+  if (after.empty() || after == "-" || after == "\r") return Mark::kUnknown;
+  return after.starts_with("--") || after.starts_with("\r\n") ? Mark::kBoundary : Mark::kNone;
 }
 
-Result<FormPart> parse_part(std::string_view text) {
-  size_t blank = text.starts_with("\r\n") ? 0 : text.find("\r\n\r\n");
-  if (blank == text.npos || blank > kMaxHeaderBytes) {
-    return invalid_argument("a part of the form has no end of its header");
-  }
-  std::string_view head = text.substr(0, blank);
-  FormPart part{.content = text.substr(blank + (blank == 0 ? 2 : 4))};
+Result<FormPart> parse_header(std::string_view head, std::string_view boundary_line) {
+  FormPart part;
   while (!head.empty()) {
     size_t end = head.find("\r\n");
     std::string_view line = head.substr(0, end);
     head.remove_prefix(end == head.npos ? head.size() : end + 2);
+    if (line.starts_with(boundary_line))
+      return invalid_argument("a part of the form has no end of its header");
     size_t colon = line.find(':');
     if (colon == line.npos || !http::equals_ignoring_case(trim(line.substr(0, colon)), "Content-Disposition"))
       continue;
@@ -99,7 +98,9 @@ Result<FormPart> parse_part(std::string_view text) {
 
 }  // namespace
 
-Result<std::vector<FormPart>> parse_multipart(std::string_view content_type, std::string_view body) {
+Result<MultipartParser> MultipartParser::create(std::string_view content_type,
+                                                OnPart on_part,
+                                                OnContent on_content) {
   HeaderValue type = parse_header_value(content_type);
   if (type.value != "multipart/form-data") {
     return invalid_argument("the body must be multipart/form-data: curl -F does it");
@@ -108,26 +109,97 @@ Result<std::vector<FormPart>> parse_multipart(std::string_view content_type, std
   if (boundary.empty() || boundary.size() > kMaxBoundaryBytes) {
     return invalid_argument("Content-Type names no boundary, or one that is too long");
   }
-  const std::string delimiter = "\r\n--" + boundary;
-  // The first one may begin the body; what stands before it means nothing.
-  std::string_view first = std::string_view(delimiter).substr(2);
-  size_t at = body.starts_with(first) ? 0 : find_boundary(body, delimiter, 0);
-  if (at == body.npos) return invalid_argument("the body has no part: its boundary is not in it");
-  at += body.starts_with(first) ? first.size() : delimiter.size();
-  std::vector<FormPart> parts;
-  while (!body.substr(at).starts_with("--")) {
-    size_t line_end = body.find("\r\n", at);
-    size_t end = line_end == body.npos ? body.npos : find_boundary(body, delimiter, line_end);
-    if (end == body.npos) return invalid_argument("the body ends before its last boundary");
-    if (parts.size() == kMaxParts)
-      return invalid_argument(format("the form has more than {} parts", kMaxParts));
-    // An empty part's delimiter begins with the line break that ends its header.
-    size_t begin = line_end + 2;
-    ASSIGN_OR_RETURN(FormPart part, parse_part(end < begin ? "" : body.substr(begin, end - begin)));
-    parts.push_back(std::move(part));
-    at = end + delimiter.size();
+  return MultipartParser("\r\n--" + boundary, std::move(on_part), std::move(on_content));
+}
+
+// The first boundary may begin the body: as if a line had ended in front of it.
+MultipartParser::MultipartParser(std::string delimiter, OnPart on_part, OnContent on_content)
+    : delimiter_(std::move(delimiter)),
+      on_part_(std::move(on_part)),
+      on_content_(std::move(on_content)),
+      pending_("\r\n") {}
+
+Status MultipartParser::feed(std::string_view bytes) {
+  pending_ += bytes;
+  while (true) {
+    ASSIGN_OR_RETURN(bool more, step());
+    if (!more) break;
   }
-  return parts;
+  pending_.erase(0, std::exchange(used_, 0));
+  return ok_status();
+}
+
+Status MultipartParser::finish() const {
+  if (place_ == Place::kEpilogue) return ok_status();
+  return invalid_argument(place_ == Place::kPreamble ? "the body has no part: its boundary is not in it"
+                                                     : "the body ends before its last boundary");
+}
+
+Result<bool> MultipartParser::step() {
+  switch (place_) {
+    case Place::kPreamble:
+    case Place::kContent: return read_content();
+    case Place::kBoundary: return read_boundary();
+    case Place::kHeader: return read_header();
+    case Place::kEpilogue: used_ = pending_.size(); return false;
+  }
+  return false;
+}
+
+// Up to the next boundary, or to where one may have begun.
+Result<bool> MultipartParser::read_content() {
+  std::string_view rest = std::string_view(pending_).substr(used_);
+  size_t at = rest.find(delimiter_);
+  if (at == rest.npos) {
+    RETURN_IF_ERROR(hand_over(rest.size() - std::min(rest.size(), delimiter_.size() - 1)));
+    return false;
+  }
+  Mark mark = mark_before(rest.substr(at + delimiter_.size(), 2));
+  RETURN_IF_ERROR(hand_over(mark == Mark::kNone ? at + 1 : at));
+  if (mark != Mark::kBoundary) return mark == Mark::kNone;
+  used_ += delimiter_.size();
+  place_ = Place::kBoundary;
+  return true;
+}
+
+Status MultipartParser::hand_over(size_t count) {
+  std::string_view content = std::string_view(pending_).substr(used_, count);
+  used_ += count;
+  return place_ == Place::kContent && !content.empty() ? on_content_(content) : ok_status();
+}
+
+// What follows the delimiter in its line.
+Result<bool> MultipartParser::read_boundary() {
+  std::string_view rest = std::string_view(pending_).substr(used_);
+  if (rest.starts_with("--")) {
+    place_ = Place::kEpilogue;
+    return true;
+  }
+  size_t end = rest.substr(0, kMaxBoundaryLineBytes).find("\r\n");
+  if (end == rest.npos) {
+    if (rest.size() < kMaxBoundaryLineBytes) return false;
+    return invalid_argument("the line of a boundary is too long");
+  }
+  if (++num_parts_ > kMaxParts) return invalid_argument(format("the form has more than {} parts", kMaxParts));
+  used_ += end + 2;
+  place_ = Place::kHeader;
+  return true;
+}
+
+Result<bool> MultipartParser::read_header() {
+  std::string_view rest = std::string_view(pending_).substr(used_);
+  const bool blank = rest.starts_with("\r\n");
+  size_t end = blank ? 0 : rest.substr(0, kMaxHeaderBytes).find("\r\n\r\n");
+  if (end == rest.npos) {
+    if (rest.size() < kMaxHeaderBytes) return false;
+    return invalid_argument("a part of the form has no end of its header");
+  }
+  std::string_view boundary_line = std::string_view(delimiter_).substr(2);
+  ASSIGN_OR_RETURN(FormPart part, parse_header(rest.substr(0, end), boundary_line));
+  used_ += end + (blank ? 2 : 4);
+  place_ = Place::kContent;
+  RETURN_IF_ERROR(on_part_(std::move(part)));
+  return true;
 }
 
 }  // namespace llm_dist::cluster

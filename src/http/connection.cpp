@@ -6,7 +6,6 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <charconv>
 
 #include "src/base/log.h"
 #include "src/base/type_name.h"
@@ -21,15 +20,10 @@ constexpr Duration kLingerTime = std::chrono::seconds(1);
 // answer (RFC 9112, 9.6): silent for so long, or sending for so long.
 constexpr Duration kBodyLingerSilence = std::chrono::seconds(5);
 constexpr Duration kBodyLingerTime = std::chrono::seconds(30);
-
-// What has come, or what is said to come. A length that is no number was refused by the parser.
-size_t announced_body_bytes(const Request& request) {
-  size_t announced = 0;
-  if (const std::string* length = request.headers.find("Content-Length")) {
-    std::from_chars(length->data(), length->data() + length->size(), announced);
-  }
-  return std::max(announced, request.body.size());
-}
+// What of a body is on its way between socket and disk.
+constexpr size_t kPieceBytes = 256 << 10;
+// A slow disk holds up bodies only; more threads would not make it faster.
+constexpr size_t kDiskThreads = 2;
 
 }  // namespace
 
@@ -57,6 +51,16 @@ std::vector<std::shared_ptr<Connection>> ServerCore::connections() const {
 bool ServerCore::wait_until_empty(Deadline deadline) {
   std::unique_lock lock(mutex_);
   return left_.wait_until(lock, deadline.when(), [&] { return open_.empty(); });
+}
+
+asio::thread_pool& ServerCore::disk_threads() {
+  std::lock_guard lock(mutex_);
+  if (!disk_threads_) disk_threads_.emplace(kDiskThreads);
+  return *disk_threads_;
+}
+
+void ServerCore::stop_disk_threads() {
+  if (disk_threads_) disk_threads_->join();
 }
 
 Connection::Connection(std::unique_ptr<Transport> transport,
@@ -105,6 +109,7 @@ asio::awaitable<void> Connection::serve(bool overloaded) {
   if (!co_await handshake()) co_return;
   asio::co_spawn(executor_, [self = shared_from_this()] { return self->read_loop(); }, asio::detached);
   bool again = true;
+  bool whole = true;
   for (bool first = true; again && !closed_; first = false) {
     RequestParser parser({core_->options.max_header_bytes, core_->options.max_body_bytes});
     Outcome outcome = co_await read_request(parser, first);
@@ -112,11 +117,14 @@ asio::awaitable<void> Connection::serve(bool overloaded) {
       refusal_ = {503, "too many connections"};
       outcome = Outcome::kRefused;
     }
+    if (outcome != Outcome::kRequest) co_await drop_sink(parser.request());
     if (outcome == Outcome::kRefused) co_await refuse(refusal_);
     if (outcome != Outcome::kRequest) co_return;
     again = co_await respond(parser, std::move(parser.request()));
+    whole = parser.done();
   }
-  if (!closed_) co_await linger(kLingerTime, kLingerTime);
+  if (!closed_)
+    co_await linger(whole ? kLingerTime : kBodyLingerSilence, whole ? kLingerTime : kBodyLingerTime);
 }
 
 asio::awaitable<bool> Connection::handshake() {
@@ -168,21 +176,24 @@ asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& par
   if (co_await wait_for_first_byte(first) != Outcome::kRequest) co_return Outcome::kGone;
   TimePoint deadline = Clock::now() + core_->options.header_timeout;
   bool in_body = false;
-  size_t body_limit = 0;
   while (true) {
     feed(parser);
     if (refusal_.status != 0) co_return Outcome::kRefused;
-    if (parser.header_done() && !in_body) body_limit = body_limit_of(parser.request());
-    if (parser.header_done() && announced_body_bytes(parser.request()) > body_limit) {
-      refusal_ = {413, "the request body is too large"};
-      co_return Outcome::kRefused;
-    }
-    if (parser.done()) co_return Outcome::kRequest;
-    if (parser.header_done() && !in_body) {
+    Request& request = parser.request();
+    const bool begins = parser.header_done() && !in_body;
+    if (begins) {
       in_body = true;
       deadline = Clock::now() + core_->options.body_timeout;
-      if (!co_await continue_if_expected(parser, parser.request())) co_return Outcome::kRefused;
+      if (!admit(request)) co_return Outcome::kRefused;
     }
+    if (in_body && !check_size(request)) co_return Outcome::kRefused;
+    if (request.sink && !request.body.empty() && (parser.done() || request.body.size() >= kPieceBytes)) {
+      const bool goes_on = co_await pass_on(request);
+      if (!goes_on) co_return Outcome::kRequest;
+      if (!begins) continue;  // more may have come meanwhile, also the end
+    }
+    if (parser.done()) co_return Outcome::kRequest;
+    if (begins && !co_await continue_if_expected(parser, request)) co_return Outcome::kRefused;
     if (peer_closed_ || closed_) co_return Outcome::kGone;
     if (!co_await wait(deadline)) {
       refusal_ = {408, in_body ? "the request body took too long" : "the request header took too long"};
@@ -191,10 +202,37 @@ asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& par
   }
 }
 
-size_t Connection::body_limit_of(const Request& request) const {
-  const ServerOptions& options = core_->options;
-  return options.body_limit ? std::min(options.body_limit(request), options.max_body_bytes)
-                            : options.max_body_bytes;
+bool Connection::admit(Request& request) {
+  admission_ = core_->options.admit ? core_->options.admit(request) : Admission();
+  request.sink = std::move(admission_.sink);
+  passed_bytes_ = 0;
+  if (!admission_.refusal) return true;
+  refusal_ = {admission_.refusal->status, ""};
+  return false;
+}
+
+// By what has come, and by what is said to come.
+bool Connection::check_size(const Request& request) {
+  const uint64_t limit = std::min(admission_.max_body_bytes, core_->options.max_body_bytes);
+  const uint64_t come = passed_bytes_ + request.body.size();
+  if (std::max(come, request.content_length().value_or(0)) <= limit) return true;
+  refusal_ = {413, "the request body is too large"};
+  return false;
+}
+
+asio::awaitable<bool> Connection::pass_on(Request& request) {
+  bool goes_on = false;
+  const std::function<void()> write = [&] { goes_on = request.sink->write(request.body); };
+  co_await on_disk_thread(write);
+  passed_bytes_ += request.body.size();
+  request.body.clear();
+  co_return goes_on;
+}
+
+asio::awaitable<void> Connection::drop_sink(Request& request) {
+  if (!request.sink) co_return;
+  const std::function<void()> drop = [&] { request.sink.reset(); };
+  co_await on_disk_thread(drop);
 }
 
 void Connection::feed(RequestParser& parser) {
@@ -226,7 +264,7 @@ asio::awaitable<bool> Connection::continue_if_expected(const RequestParser& pars
 std::shared_ptr<Exchange> Connection::make_exchange(const RequestParser& parser, const Request& request) {
   ExchangeTraits traits{.head_request = request.method == "HEAD",
                         .http_1_0 = parser.http_1_0(),
-                        .keep_alive = parser.keep_alive() && !core_->draining,
+                        .keep_alive = parser.done() && parser.keep_alive() && !core_->draining,
                         .max_queue_bytes = core_->options.max_write_queue_bytes,
                         .render_error = core_->options.render_error};
   auto wake = [weak = weak_from_this(), executor = executor_] {
@@ -271,15 +309,31 @@ asio::awaitable<bool> Connection::pump(Exchange& exchange) {
     const Exchange::Next next = exchange.next(outbound_);
     if (next == Exchange::Next::kDone) co_return true;
     if (next == Exchange::Next::kAbort) co_return false;
-    if (next == Exchange::Next::kWait) {
-      co_await wait(TimePoint::max());
-    } else {
-      bool written = co_await write_all(outbound_);
-      if (!written) co_return false;
-    }
+    bool written = true;
+    if (next == Exchange::Next::kWait) co_await wait(TimePoint::max());
+    if (next == Exchange::Next::kWrite) written = co_await write_all(outbound_);
+    if (next == Exchange::Next::kSource) written = co_await send_source(exchange.take_source());
+    if (!written) co_return false;
     const bool gone = peer_closed_ && !exchange.ended();
     if (gone || closed_) co_return false;
   }
+}
+
+// The next piece is read when the socket has taken the one before: who reads slowly takes no memory.
+asio::awaitable<bool> Connection::send_source(std::shared_ptr<BodySource> source) {
+  Status status = ok_status();
+  const std::function<void()> read = [&] { status = source->read(outbound_); };
+  for (uint64_t left = source->bytes(); left > 0; left -= outbound_.size()) {
+    outbound_.resize(static_cast<size_t>(std::min<uint64_t>(left, kPieceBytes)));
+    co_await on_disk_thread(read);
+    if (!status.ok()) {
+      log_error("an answer to {} was cut off: {}", peer_, status.message());
+      co_return false;
+    }
+    const bool written = co_await write_all(outbound_);
+    if (!written) co_return false;
+  }
+  co_return true;
 }
 
 void Connection::on_wake() {
@@ -289,11 +343,12 @@ void Connection::on_wake() {
 
 asio::awaitable<void> Connection::refuse(const ParseError& error) {
   Exchange exchange({.keep_alive = false, .render_error = core_->options.render_error}, nullptr);
-  Response response = core_->options.render_error(error.status, error.message);
+  Response response =
+      admission_.refusal ? *admission_.refusal : core_->options.render_error(error.status, error.message);
   if (error.status == 503) response.headers.set("Retry-After", "1");
   (void)exchange.send(response);
   if (!co_await pump(exchange)) co_return;
-  const bool body_follows = error.status == 413 && !core_->draining;
+  const bool body_follows = (error.status == 413 || admission_.refusal) && !core_->draining;
   co_await linger(body_follows ? kBodyLingerSilence : kLingerTime,
                   body_follows ? kBodyLingerTime : kLingerTime);
 }
@@ -333,6 +388,18 @@ asio::awaitable<bool> Connection::wait(TimePoint deadline) {
     co_await signal_.async_wait(kResult);
   }
   co_return std::exchange(signalled_, false);
+}
+
+asio::awaitable<void> Connection::on_disk_thread(const std::function<void()>& work) {
+  bool done = false;
+  asio::post(core_->disk_threads(), [this, &work, &done, executor = executor_] {
+    work();
+    asio::post(executor, [this, &done] {
+      done = true;
+      notify();
+    });
+  });
+  while (!done) co_await wait(TimePoint::max());
 }
 
 void Connection::notify() {

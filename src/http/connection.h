@@ -6,9 +6,12 @@
 #include <atomic>
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 
@@ -34,10 +37,16 @@ struct ServerCore {
   // False if some are still open at the deadline.
   bool wait_until_empty(Deadline deadline);
 
+  // For what may wait for a disk. They are started when they are first asked for.
+  asio::thread_pool& disk_threads();
+  // Once no connection is open.
+  void stop_disk_threads();
+
  private:
   mutable std::mutex mutex_;
   std::condition_variable left_;
   std::unordered_set<std::shared_ptr<Connection>> open_;
+  std::optional<asio::thread_pool> disk_threads_;  // under mutex_
 };
 
 // Runs on the one thread of its executor: two coroutines, one that only reads (so that a client that goes
@@ -66,15 +75,24 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::awaitable<Outcome> read_request(RequestParser& parser, bool first);
   asio::awaitable<Outcome> wait_for_first_byte(bool first);
   asio::awaitable<bool> continue_if_expected(const RequestParser& parser, const Request& request);
-  size_t body_limit_of(const Request& request) const;
+  // False, with refusal_ set, when the body is not to be taken.
+  bool admit(Request& request);
+  bool check_size(const Request& request);
+  // Gives the sink what has come, once that is a piece or the end. False: it wants no more.
+  asio::awaitable<bool> pass_on(Request& request);
+  asio::awaitable<void> drop_sink(Request& request);
   asio::awaitable<bool> respond(const RequestParser& parser, Request request);
   asio::awaitable<bool> pump(Exchange& exchange);
+  // False: the source failed, or the client is gone.
+  asio::awaitable<bool> send_source(std::shared_ptr<BodySource> source);
   asio::awaitable<void> refuse(const ParseError& error);
   asio::awaitable<bool> write_all(std::string_view bytes);
   // Until the client closes, is silent for so long or has been given all of the time.
   asio::awaitable<void> linger(Duration silence, Duration all);
   // False when the deadline passed before notify().
   asio::awaitable<bool> wait(TimePoint deadline);
+  // Done when it returns; the I/O thread serves the others meanwhile.
+  asio::awaitable<void> on_disk_thread(const std::function<void()>& work);
 
   std::shared_ptr<Exchange> make_exchange(const RequestParser& parser, const Request& request);
   void call_handler(Request request, const std::shared_ptr<Exchange>& exchange);
@@ -97,6 +115,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string inbound_;   // read, not parsed yet
   std::string outbound_;  // being written
   ParseError refusal_;
+  Admission admission_;                 // of the request that is being read
+  uint64_t passed_bytes_ = 0;           // of it, to its sink
   std::shared_ptr<Exchange> exchange_;  // of the response in flight
   bool signalled_ = false;
   bool idle_ = true;         // between requests

@@ -57,7 +57,10 @@ bool Exchange::send(const Response& response) {
   std::function<void()> dropped;
   std::lock_guard lock(mutex_);
   if (!begin(response, false)) return false;
-  if (!traits_.head_request && !has_no_body(response.status)) pending_ += response.body;
+  if (!traits_.head_request && !has_no_body(response.status)) {
+    source_ = response.source;
+    if (!source_) pending_ += response.body;
+  }
   finish(dropped);
   return true;
 }
@@ -83,8 +86,10 @@ bool Exchange::begin(const Response& response, bool streaming) {
       append_field(pending_, name, value);
   for (const auto& [name, value] : added_) append_field(pending_, name, value);
   if (streaming && !traits_.http_1_0) append_field(pending_, "Transfer-Encoding", "chunked");
-  if (!streaming && !has_no_body(response.status))
-    append_field(pending_, "Content-Length", std::to_string(response.body.size()));
+  if (!streaming && !has_no_body(response.status)) {
+    uint64_t length = response.source ? response.source->bytes() : response.body.size();
+    append_field(pending_, "Content-Length", std::to_string(length));
+  }
   if (!keep_alive_) append_field(pending_, "Connection", "close");
   if (keep_alive_ && traits_.http_1_0) append_field(pending_, "Connection", "keep-alive");
   pending_ += "\r\n";
@@ -172,9 +177,15 @@ Exchange::Next Exchange::next(std::string& bytes) {
     writing_bytes_ = bytes.size();
     return Next::kWrite;
   }
+  if (source_) return Next::kSource;
   if (ended_) return Next::kDone;
   waiting_ = true;
   return Next::kWait;
+}
+
+std::shared_ptr<BodySource> Exchange::take_source() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(source_, nullptr);
 }
 
 bool Exchange::ended() const {

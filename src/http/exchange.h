@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -36,9 +37,11 @@ class Exchange {
   void on_disconnect(std::function<void()> callback);
 
   // Connection side, on its I/O thread only.
-  enum class Next { kWrite, kWait, kDone, kAbort };
-  // kWrite: `bytes` (whose old content is forgotten) holds all that was queued. kWait: `wake` will be called.
+  enum class Next { kWrite, kSource, kWait, kDone, kAbort };
+  // kWrite: `bytes` (whose old content is forgotten) holds all that was queued. kSource: what take_source()
+  // reads comes next. kWait: `wake` will be called.
   Next next(std::string& bytes);
+  std::shared_ptr<BodySource> take_source();
   bool ended() const;
   // The client was cut off (queue over its cap) or the handler gave up in mid-stream.
   bool must_abort() const;
@@ -64,6 +67,7 @@ class Exchange {
   std::function<void()> on_disconnect_;
   Headers added_;  // by add_header
   std::string pending_;
+  std::shared_ptr<BodySource> source_;  // of what follows it
   size_t writing_bytes_ = 0;
   std::atomic<bool> gone_ = false;
   bool waiting_ = false;   // the connection sleeps until wake()

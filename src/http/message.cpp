@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "src/base/format.h"
 
@@ -118,6 +119,14 @@ std::string Request::query_param(std::string_view name) const {
     if (percent_decode(key, true) == name) return percent_decode(value, true);
   }
   return {};
+}
+
+std::optional<uint64_t> Request::content_length() const {
+  const std::string* text = headers.find("Content-Length");
+  uint64_t length = 0;
+  if (text == nullptr) return std::nullopt;
+  auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), length);
+  return error == std::errc() && end == text->data() + text->size() ? std::optional(length) : std::nullopt;
 }
 
 Response plain_error(int status, const std::string& message) {

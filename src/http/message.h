@@ -1,11 +1,16 @@
 // What an HTTP exchange carries: headers, requests, responses. Plain data, no socket.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "src/http/body.h"
 
 namespace llm_dist::http {
 
@@ -41,8 +46,9 @@ struct Request {
   std::string path;    // before '?', not percent-decoded, always starting with '/' (or "*" of OPTIONS *)
   std::string query;   // after '?', not decoded
   Headers headers;
-  std::string body;  // chunked bodies arrive joined
-  std::string peer;  // "127.0.0.1:51234", "[::1]:80" or "unix"
+  std::string body;                // chunked bodies arrive joined; empty where a sink took it
+  std::shared_ptr<BodySink> sink;  // see Admission
+  std::string peer;                // "127.0.0.1:51234", "[::1]:80" or "unix"
   // Filled by Router from "{name}" segments, percent-decoded.
   std::vector<std::pair<std::string, std::string>> path_params;
 
@@ -50,6 +56,8 @@ struct Request {
   std::string_view path_param(std::string_view name) const;
   // The first percent-decoded value of a query field, empty when absent.
   std::string query_param(std::string_view name) const;
+  // Nothing: it is not known before the body has come.
+  std::optional<uint64_t> content_length() const;
 };
 
 struct Response {
@@ -57,6 +65,14 @@ struct Response {
   std::string content_type = "application/json";
   Headers headers = {};
   std::string body = {};
+  std::shared_ptr<BodySource> source = {};  // where it is set, the body is what this one reads
+};
+
+// What a server does with a body whose header has come.
+struct Admission {
+  std::optional<Response> refusal{};     // the answer; the body is not taken
+  uint64_t max_body_bytes = UINT64_MAX;  // beyond, or beyond what the server takes at all: 413
+  std::shared_ptr<BodySink> sink{};      // takes the body; without one it is held in Request::body
 };
 
 // Makes the body of an error that the server itself reports (404, 413, ...). This folder knows no JSON.

@@ -164,6 +164,7 @@ Status Server::Impl::shutdown(Deadline deadline) {
     io->work.reset();
     io->thread.join();
   }
+  core_->stop_disk_threads();
   if (cut_off == 0) return ok_status();
   return deadline_exceeded(format("{} connections were cut off", cut_off));
 }

@@ -30,16 +30,16 @@ struct ServerOptions {
   int num_io_threads = 1;
   size_t max_connections = 4096;           // beyond: 503 and close
   size_t max_header_bytes = 32 << 10;      // beyond: 431
-  size_t max_body_bytes = 32 << 20;        // beyond: 413
+  uint64_t max_body_bytes = 32 << 20;      // beyond: 413
   size_t max_write_queue_bytes = 4 << 20;  // a stream's bytes waiting for a slow reader; beyond: cut off
   Duration header_timeout = std::chrono::seconds(10);  // whole header, and the TLS handshake; then 408
   Duration body_timeout = std::chrono::seconds(60);    // whole body; then 408
   Duration idle_timeout = std::chrono::seconds(75);    // between requests of a kept connection
   Duration write_timeout = std::chrono::seconds(30);   // a socket write without any progress
 
-  // A tighter limit than max_body_bytes, asked on an I/O thread once a request's header is whole; beyond:
-  // 413.
-  std::function<size_t(const Request& head)> body_limit{};
+  // Asked on an I/O thread once a request's header is whole, and before a client that waits for it is told to
+  // send the body.
+  std::function<Admission(const Request& head)> admit{};
 
   // For what the server answers by itself (400, 408, 413, 431, 500, 501, 503).
   ErrorRenderer render_error = plain_error;

@@ -105,6 +105,7 @@ TEST_F(CoordinatorAccess, AnswersEachCredentialAsTheTableSays) {
   EXPECT_EQ(listed, Names(served.begin(), served.end()));
 }
 
+// Whoever may not is told why, as with less.
 TEST_F(CoordinatorAccess, OnlyWhoMayUploadMaySendMuch) {
   std::string much((1 << 20) + 1, 'x');
   auto status = [&](const char* path, const char* key) {
@@ -115,8 +116,9 @@ TEST_F(CoordinatorAccess, OnlyWhoMayUploadMaySendMuch) {
                                   Deadline::after_seconds(30));
     return response.ok() ? response->status : 0;
   };
-  EXPECT_EQ(status("/v1/files", "key-of-write"), 400) << "it is no form, and was read";
-  EXPECT_EQ(status("/v1/files", "key-of-read"), 413);
+  EXPECT_EQ(status("/v1/files", "key-of-write"), 400) << "it is no form";
+  EXPECT_EQ(status("/v1/files", "key-of-read"), 403);
+  EXPECT_EQ(status("/v1/files", "no-key"), 401);
   EXPECT_EQ(status("/v1/jobs", "key-of-write"), 413);
 }
 

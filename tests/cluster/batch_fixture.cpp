@@ -160,7 +160,11 @@ void BatchFixture::restart() {
   overview_->add_routes(*router_);
   batches_->add_routes(*router_);
   replicas_->add_routes(*router_);
-  server_ = std::move(http::Server::create({}, [this](auto request, auto writer) {
+  http::ServerOptions http;
+  http.admit = [this](const http::Request& head) {
+    return FilesApi::is_upload(head) ? files_->admit(head) : http::Admission();
+  };
+  server_ = std::move(http::Server::create(http, [this](auto request, auto writer) {
               (*router_)(std::move(request), std::move(writer));
             })).value();
   auto commit = [this, now_us](CommandBody body) { return commit_->commit(now_us(), std::move(body)); };

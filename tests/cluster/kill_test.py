@@ -29,8 +29,9 @@ START_SECONDS = 120
 
 
 class Coordinator:
-    def __init__(self, folder):
+    def __init__(self, folder, *options):
         self.folder = pathlib.Path(folder)
+        self.options = options
         self.port = free_port()
         self.process = None
         catalogue = {"models": {"m": {"path": "/nowhere.gguf"}}}
@@ -40,7 +41,7 @@ class Coordinator:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
-                 "--slots", "1", "--port", str(self.port)],
+                 "--slots", "1", "--port", str(self.port), *self.options],
                 stdout=subprocess.DEVNULL, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:

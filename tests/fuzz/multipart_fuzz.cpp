@@ -1,13 +1,48 @@
-// A form: the first line is its Content-Type, the rest its body. The parts lie in the body, apart and in
-// order, and the form that they make reads back as them.
+// A form: the first line is its Content-Type, the rest its body. However it is cut into pieces, its parts are
+// the same; they lie in the body, in order; and the form that they make reads back as them.
+#include <random>
+
 #include "cluster/api/multipart.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace llm_dist::fuzz {
 namespace {
 
-using cluster::FormPart;
 constexpr std::string_view kBoundary = "boundary-that-no-input-has";
+constexpr size_t kWhole = SIZE_MAX;
+
+struct Part {
+  cluster::FormPart head;
+  std::string content;
+  bool operator==(const Part& other) const {
+    return head.name == other.head.name && head.filename == other.head.filename && content == other.content;
+  }
+};
+
+// In pieces of 1 to `max_piece` bytes, the same each time.
+Result<std::vector<Part>> read_form(std::string_view type, std::string_view body, size_t max_piece) {
+  std::vector<Part> parts;
+  ASSIGN_OR_RETURN(cluster::MultipartParser parser,
+                   cluster::MultipartParser::create(
+                       type,
+                       [&](cluster::FormPart head) {
+                         parts.push_back({std::move(head), ""});
+                         return ok_status();
+                       },
+                       [&](std::string_view content) {
+                         CHECK(!content.empty() && !parts.empty());
+                         parts.back().content += content;
+                         return ok_status();
+                       }));
+  std::minstd_rand random(static_cast<unsigned>(body.size()) + 1);
+  while (!body.empty()) {
+    size_t count = max_piece == kWhole ? body.size() : std::min(body.size(), 1 + random() % max_piece);
+    RETURN_IF_ERROR(parser.feed(body.substr(0, count)));
+    body.remove_prefix(count);
+  }
+  RETURN_IF_ERROR(parser.finish());
+  return parts;
+}
 
 std::string in_quotes(std::string_view text) {
   std::string result = "\"";
@@ -15,27 +50,31 @@ std::string in_quotes(std::string_view text) {
   return result + "\"";
 }
 
-std::string render(const std::vector<FormPart>& parts) {
+std::string render(const std::vector<Part>& parts) {
   std::string body;
-  for (const FormPart& part : parts) {
-    body +=
-        "--" + std::string(kBoundary) + "\r\nContent-Disposition: form-data; name=" + in_quotes(part.name);
-    if (part.filename) body += "; filename=" + in_quotes(*part.filename);
-    body += "\r\n\r\n" + std::string(part.content) + "\r\n";
+  for (const Part& part : parts) {
+    body += "--" + std::string(kBoundary) +
+            "\r\nContent-Disposition: form-data; name=" + in_quotes(part.head.name);
+    if (part.head.filename) body += "; filename=" + in_quotes(*part.head.filename);
+    body += "\r\n\r\n" + part.content + "\r\n";
   }
   return body + "--" + std::string(kBoundary) + "--\r\n";
 }
 
-void expect_round_trip(const std::vector<FormPart>& parts, std::string_view body) {
+void expect_round_trip(const std::vector<Part>& parts, std::string_view body) {
   if (parts.empty() || body.find(kBoundary) != body.npos) return;
-  std::string again_body = render(parts);
-  auto again =
-      cluster::parse_multipart("multipart/form-data; boundary=" + std::string(kBoundary), again_body);
+  auto again = read_form("multipart/form-data; boundary=" + std::string(kBoundary), render(parts), kWhole);
   CHECK(again.ok(), "{}", again.status().to_string());
-  CHECK_EQ(again->size(), parts.size());
-  for (size_t i = 0; i < parts.size(); ++i) {
-    CHECK_EQ((*again)[i].name, parts[i].name);
-    CHECK((*again)[i].filename == parts[i].filename && (*again)[i].content == parts[i].content);
+  CHECK(again.value() == parts);
+}
+
+void expect_in_order(const std::vector<Part>& parts, std::string_view body) {
+  size_t end = 0;
+  for (const Part& part : parts) {
+    CHECK(!part.head.name.empty());
+    end = body.find(part.content, end);
+    CHECK(end != body.npos);
+    end += part.content.size();
   }
 }
 
@@ -48,19 +87,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   size_t line_end = input.find('\n');
   std::string_view content_type = input.substr(0, line_end);
   std::string_view body = line_end == input.npos ? std::string_view() : input.substr(line_end + 1);
-  auto parts = cluster::parse_multipart(content_type, body);
+  auto parts = fuzz::read_form(content_type, body, fuzz::kWhole);
+  for (size_t max_piece : {1, 7, 100}) {
+    auto pieces = fuzz::read_form(content_type, body, max_piece);
+    CHECK_EQ(pieces.ok(), parts.ok());
+    CHECK(parts.ok() ? pieces.value() == parts.value()
+                     : pieces.status().message() == parts.status().message());
+  }
   if (!parts.ok()) {
     fuzz::expect_message(parts.status());
     return 0;
   }
   CHECK_LE(parts->size(), 32u);
-  const char* end = body.data();
-  for (const auto& part : *parts) {
-    CHECK(!part.name.empty());
-    CHECK(part.content.data() >= end &&
-          part.content.data() + part.content.size() <= body.data() + body.size());
-    end = part.content.data() + part.content.size();
-  }
+  fuzz::expect_in_order(*parts, body);
   fuzz::expect_round_trip(*parts, body);
   return 0;
 }

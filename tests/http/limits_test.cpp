@@ -32,8 +32,8 @@ TEST(Limits, BodyTooLargeIs413WhileTheClientIsStillSending) {
 TEST(Limits, ARequestsOwnLimitIsAskedOnceItsHeaderIsWhole) {
   ServerOptions options;
   options.max_body_bytes = 1 << 20;
-  options.body_limit = [](const Request& head) {
-    return head.path == "/large" ? size_t{2} << 20 : size_t{10};
+  options.admit = [](const Request& head) {
+    return Admission{.max_body_bytes = head.path == "/large" ? uint64_t{2} << 20 : uint64_t{10}};
   };
   auto server = start(ok, options);
   auto status = [&](const std::string& path, size_t bytes) {

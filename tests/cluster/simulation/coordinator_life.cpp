@@ -42,6 +42,14 @@ Result<std::unique_ptr<CoordinatorLife>> CoordinatorLife::begin(const Place& pla
   return life;
 }
 
+void CoordinatorLife::handle(http::Request request, std::shared_ptr<http::ResponseWriter> writer) {
+  if (FilesApi::is_upload(request)) {
+    request.sink = files_api_.admit(request).sink;
+    (void)request.sink->write(std::exchange(request.body, ""));
+  }
+  router_(std::move(request), std::move(writer));
+}
+
 void CoordinatorLife::go() {
   World& world = place_.world;
   auto now_us = [&world] { return world.now_us(); };

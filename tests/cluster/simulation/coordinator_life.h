@@ -41,9 +41,7 @@ class CoordinatorLife {
 
   CheckedStore& store() { return *store_; }
   // As the HTTP server would.
-  void handle(http::Request request, std::shared_ptr<http::ResponseWriter> writer) {
-    router_(std::move(request), std::move(writer));
-  }
+  void handle(http::Request request, std::shared_ptr<http::ResponseWriter> writer);
 
  private:
   CoordinatorLife(const Place& place, std::unique_ptr<CheckedStore> store);

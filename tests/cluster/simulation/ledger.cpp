@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "cluster/job_spec.h"
+#include "tests/cluster/file_text.h"
 
 namespace llm_dist::cluster::simulation {
 namespace {
@@ -189,7 +190,7 @@ void Ledger::check_files(Store& store, const Batch& batch) {
     if (id == 0) continue;
     Result<StoredFile> file = store.batches().file(id);
     Result<std::string> text =
-        file.ok() ? contents_.read(file.value().content) : Result<std::string>(file.status());
+        file.ok() ? testing::text_of(contents_, file.value().content) : Result<std::string>(file.status());
     if (!text.ok())
       return world_.violate(format("{} of {} cannot be read", file_name(id), batch_name(batch.job)));
     std::istringstream lines(text.value());
