@@ -2,6 +2,7 @@
 long as operations asks for, with its bounds on time, where LLM_DIST_FULL is set."""
 import asyncio
 import json
+import multiprocessing
 import os
 import pathlib
 import resource
@@ -155,16 +156,34 @@ class SlowClients(unittest.TestCase):
             took.append(seconds)
         return took
 
-    async def check(self, server):
+    def crowd(self, address, end):
+        """A process of its own, that yields: what 2,000 clients cost on other machines is not the server's."""
+        os.nice(19)
+
+        async def all_of_them():
+            stop = asyncio.Event()
+            kinds = ("silent", "header", "body", "deaf")
+            slow = [asyncio.create_task(self.slow_client(address, kinds[i % 4], stop)) for i in range(NUM_SLOW)]
+            while not end.is_set():
+                await asyncio.sleep(0.1)
+            stop.set()
+            await asyncio.wait_for(asyncio.gather(*slow), 60)
+        asyncio.run(all_of_them())
+
+    def check(self, server):
         count = 300 if harness.FULL else 20
-        undisturbed = await self.normal_client(server.address, count)
-        stop = asyncio.Event()
-        kinds = ("silent", "header", "body", "deaf")
-        slow = [asyncio.create_task(self.slow_client(server.address, kinds[i % 4], stop)) for i in range(NUM_SLOW)]
-        await asyncio.sleep(5)
-        disturbed = await self.normal_client(server.address, count)
-        stop.set()
-        await asyncio.wait_for(asyncio.gather(*slow), 60)
+        undisturbed = asyncio.run(self.normal_client(server.address, count))
+        processes = multiprocessing.get_context("fork")
+        end = processes.Event()
+        crowd = processes.Process(target=self.crowd, args=(server.address, end))
+        crowd.start()
+        self.addCleanup(crowd.kill)
+        time.sleep(5)
+        disturbed = asyncio.run(self.normal_client(server.address, count))
+        self.assertIsNone(crowd.exitcode, "the slow clients ended too soon")
+        end.set()
+        crowd.join(90)
+        self.assertEqual(crowd.exitcode, 0)
         print(f"  {NUM_SLOW} slow connections: p99 {p99(undisturbed) * 1e3:.0f} -> {p99(disturbed) * 1e3:.0f} ms")
         if harness.FULL:
             self.assertLess(p99(disturbed), 2 * p99(undisturbed))
@@ -173,7 +192,7 @@ class SlowClients(unittest.TestCase):
         harness.needs_serve()
         with harness.Server(1, harness.smollm(), [*SMALL, "--threads", 1]) as server:
             server.wait_ready()
-            asyncio.run(self.check(server))
+            self.check(server)
             self.assertEqual(server.get("/readyz")[0], 200)
 
 
