@@ -242,8 +242,9 @@ struct Piece {
 };
 constexpr int kPieceFloats = 12;  // in shared memory: whole 16 bytes
 
-// Counts a block in that has passed a barrier since it wrote what the last one will read: those before it.
-// One thread's release carries all that the barrier has shown it, so that not every thread needs a fence.
+// How many blocks have come before this one. One thread calls it, behind a barrier of the block: its release
+// covers what the block's other threads wrote before that barrier, so that they need no fences, and its
+// acquire what the earlier blocks wrote.
 __device__ inline int count_arrival(int32_t* arrivals) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
@@ -312,9 +313,8 @@ __device__ inline void merge_block(int pieces, int count, Load&& load, Take&& ta
   while (2 * threads * pieces <= kThreads && 2 * threads <= kWarpSize) threads *= 2;
   for (int first = 0; first < pieces; first += kThreads / threads) {
     const int piece = first + static_cast<int>(threadIdx.x) / threads;
-    const Piece merged = merge_pieces(count, threads, [&](int source, Piece& loaded) {
-      return load(min(piece, pieces - 1), source, loaded);
-    });
+    const Piece merged = merge_pieces(
+        count, threads, [&](int source, Piece& loaded) { load(min(piece, pieces - 1), source, loaded); });
     if (piece < pieces && threadIdx.x % threads == 0) take(piece, merged);
   }
 }
@@ -429,6 +429,7 @@ void launch(const PagedAttentionArgs& args, const AttentionParams& params, cudaS
   const auto q = rows_as<const T>(params.q);
   const auto out = rows_as<T>(params.out);
   const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
+  // Of a tile: eight rows, a piece for every eight dimensions.
   auto decode = [&](auto* kernel, int tiles) {
     const OverlappedLaunch how{
         .grid = decode_grid,
