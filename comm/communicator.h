@@ -2,7 +2,9 @@
 // conformance suite (tests/comm) runs over every backend.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "src/base/status.h"
@@ -47,6 +49,10 @@ class Communicator {
   // in, out: size × n elements; part r of `in` goes to rank r, part r of `out` comes from rank r. Not in
   // place.
   virtual void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) = 0;
+
+  // Device memory of the group, as much on every rank: sums of tensors that begin where it begins may be
+  // faster than of others. It lasts as long as the group. Empty: nothing is gained here.
+  virtual std::span<std::byte> sum_memory() const { return {}; }
 
   // The first error seen by this group, or ok. Any thread.
   virtual Status poll() const = 0;

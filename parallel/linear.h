@@ -64,6 +64,9 @@ class RowParallelLinear {
   Contribution forward(const Tensor& x, const StepView& step) const;
 
  private:
+  // Where this rank's term stands: few rows in the group's own memory, if it has some.
+  Tensor term(int64_t rows) const;
+
   Context context_;
   SequenceRegion region_;
   int64_t output_size_;

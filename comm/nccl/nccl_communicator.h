@@ -29,6 +29,7 @@ class NcclCommunicator : public Communicator {
   void send(const Tensor& data, int peer, device::Stream& stream) override;
   void recv(const Tensor& data, int peer, device::Stream& stream) override;
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
+  std::span<std::byte> sum_memory() const override { return {sum_memory_, sum_bytes_}; }
   Status poll() const override;
   void abort(Status cause) override;
 
@@ -41,6 +42,8 @@ class NcclCommunicator : public Communicator {
   CommInfo info_;
   NcclGroup group_;
   ncclComm_t comm_ = nullptr;
+  std::byte* sum_memory_ = nullptr;
+  size_t sum_bytes_ = 0;
   std::atomic<bool> aborted_{false};
   class Ending;
   std::atomic<std::shared_ptr<Ending>> ending_;

@@ -36,6 +36,27 @@ void all_reduce_sums(World& world, Site& site) {
   check(BFloat16{}, kManyElements);
 }
 
+// In the group's own memory sums are what they are elsewhere, again and again.
+void all_reduce_sums_in_the_groups_memory(World& world, Site& site) {
+  GroupUnderTest group = make_group(world, site);
+  const std::span<std::byte> memory = group.comm->sum_memory();
+  for (int64_t count : {int64_t{1}, int64_t{1023}, static_cast<int64_t>(memory.size() / sizeof(BFloat16))}) {
+    if (memory.size() < count * sizeof(BFloat16)) continue;
+    const Tensor there = Tensor::contiguous(memory.data(), DType::kBF16, {count}, site.backend().device());
+    for (int again = 0; again < 3; ++again) {
+      auto data = SiteTensor<BFloat16>::known(site, group.rank(), count);
+      data.upload(*group.stream);
+      group.stream->copy(there, data.view());
+      group.comm->all_reduce(there, ReduceOp::kSum, *group.stream);
+      group.stream->copy(data.view(), there);
+      data.download(*group.stream);
+      ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+      auto expected = [&](int64_t i) { return sum_of_known(group.size(), i, BFloat16{}); };
+      EXPECT_EQ(first_difference(data, expected), -1) << count << " elements, call " << again;
+    }
+  }
+}
+
 void all_reduce_takes_extremes(World& world, Site& site) {
   GroupUnderTest group = make_group(world, site);
   for_each_dtype([&](auto type) {
@@ -275,6 +296,7 @@ void a_graph_replays(World& world, Site& site) {
 
 constexpr ConformanceCase kCases[] = {
     {"AllReduceSums", all_reduce_sums},
+    {"AllReduceSumsInTheGroupsMemory", all_reduce_sums_in_the_groups_memory},
     {"AllReduceTakesExtremes", all_reduce_takes_extremes},
     {"ReductionsAreAccurateAndAlike", reductions_are_accurate_and_alike},
     {"AllGatherPlacesPartsByRank", all_gather_places_parts_by_rank},
