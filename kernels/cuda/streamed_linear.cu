@@ -46,6 +46,7 @@ constexpr int kGroupRows = 8;  // of W, side by side in a gated strip
 constexpr int kGroups = kStripRows / (2 * kGroupRows);
 constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 constexpr int64_t kMostRows = 64;
+constexpr int kFewTokens = 16;
 constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
 
 struct StreamArgs {
@@ -215,6 +216,58 @@ __device__ inline void multiply_f8(const Share& share,
   }
 }
 
+// The same for few rows of x, by products of single warps, which take both operands from registers: columns
+// may enter a product in any order that x follows too, so that a thread gets four codes of W, and four
+// elements of x, at a time. No warp waits for another's products.
+template <typename T, int kTokens>
+__device__ inline void multiply_few_f8(const Share& share,
+                                       const Stages<true, kTokens>& stages,
+                                       float (&sums)[kTokens / 2]) {
+  constexpr int kPieces = kRowBytes / 16;  // of a stage's columns, sixteen each
+  constexpr int kTiles = kTokens / 8;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int first_row = static_cast<int>(threadIdx.x) / kWarpSize * 16;
+  // Of the four 8 × 16 matrices of codes that are loaded at once: rows, the eight behind them, and of the
+  // next piece the same.
+  const int row = first_row + lane % 8 + lane / 8 % 2 * 8;
+  float odd[kTiles][4] = {};  // sums of every other piece: products wait for those into the same sums
+  float even[kTiles][4] = {};
+  Cursor<Stages<true, kTokens>::kCount> cursor;
+#pragma unroll 1
+  for (int step = share.begin; step < share.end; ++step) {
+    barrier_wait(stages.full + cursor.stage, cursor.parity);
+    const auto* codes = reinterpret_cast<const uint4*>(stages.weights(cursor.stage, 0)) + row * kPieces;
+    uint32_t loaded[kPieces / 2][4];
+#pragma unroll
+    for (int i = 0; i < kPieces / 2; ++i)
+      load_matrices(loaded[i], codes + ((2 * i + lane / 16) ^ (lane % 8)));
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const uint32_t low = loaded[piece / 2][piece % 2 * 2];
+      const uint32_t high = loaded[piece / 2][piece % 2 * 2 + 1];
+      const uint32_t a[] = {widen_pair<0>(T(), low),
+                            widen_pair<0>(T(), high),
+                            widen_pair<1>(T(), low),
+                            widen_pair<1>(T(), high)};
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const std::byte* token = stages.x(cursor.stage, piece / 4) + (tile * 8 + lane / 4) * kRowBytes;
+        const int at = (piece % 4 * 2 + lane % 4 / 2) ^ (lane / 4);
+        const uint2 b = *reinterpret_cast<const uint2*>(token + at * 16 + lane % 2 * 8);
+        mma_16x8x16(T(), piece % 2 == 0 ? even[tile] : odd[tile], a[0], a[1], a[2], a[3], b.x, b.y);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(stages.empty + cursor.stage);
+    cursor.advance();
+  }
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[tile * 4 + i] = even[tile][i] + odd[tile][i];
+  }
+}
+
 // y [token, column]; a column is a row of W, or one of the gate and one that it lets through.
 template <typename T>
 struct Output {
@@ -315,7 +368,9 @@ __global__ void __launch_bounds__(kThreads, Stages<kF8, kTokens>::kBlocks)
   }
   wait_for_previous();
   float sums[kTokens / 2] = {};
-  if constexpr (kF8) {
+  if constexpr (kF8 && kTokens <= kFewTokens) {
+    multiply_few_f8<T>(share, stages, sums);
+  } else if constexpr (kF8) {
     multiply_f8<T>(share, stages, sums);
   } else {
     multiply<T>(share, stages, sums);

@@ -15,7 +15,7 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes: choices made by measuring an older one are forgotten.
-  static constexpr int kVersion = 3;
+  static constexpr int kVersion = 4;
 
   // For the calling thread's device.
   static Result<StreamedLinear> make();

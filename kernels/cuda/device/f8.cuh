@@ -9,18 +9,22 @@
 
 namespace llm_dist::kernels {
 
-// widen_pair(T(), codes): the two codes in the lower half to two elements, in their order. Shifted to where
-// bf16 has them, a code's bits are 2¹²⁰ times too small.
+// widen_pair<kHalf>(T(), codes): the two codes in the lower (0) or upper (1) half to two elements, in their
+// order. Shifted to where bf16 has them, a code's bits are 2¹²⁰ times too small.
+template <int kHalf = 0>
 __device__ inline uint32_t widen_pair(__nv_bfloat16, uint32_t codes) {
-  const uint32_t apart = __byte_perm(codes, 0, 0x1404);  // each in the upper half of its element
+  constexpr uint32_t kApart = kHalf == 0 ? 0x1404 : 0x3424;
+  const uint32_t apart = __byte_perm(codes, 0, kApart);  // each in the upper half of its element
   const uint32_t small = (apart & 0x80008000u) | ((apart >> 4) & 0x07f007f0u);
   constexpr uint32_t kFactor = 0x7b807b80u;  // 2¹²⁰, twice
   const __nv_bfloat162 pair = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small),
                                       *reinterpret_cast<const __nv_bfloat162*>(&kFactor));
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+template <int kHalf = 0>
 __device__ inline uint32_t widen_pair(__half, uint32_t codes) {
-  const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+  const __half2_raw pair =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> (16 * kHalf)), __NV_E4M3);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
