@@ -14,6 +14,9 @@ namespace llm_dist::kernels {
 // Which kernels multiply few rows by a matrix, where a device has both a library's and ours.
 enum class LinearKernels : uint8_t { kFastest, kLibrary, kOwn };
 
+// Which kernels attend to prompts, where a device has some of its own beside those that every device takes.
+enum class AttentionKernels : uint8_t { kFastest, kPortable };
+
 struct OpStateOptions {
   int threads = 1;  // CPU only
   DType activation_dtype = DType::kF32;
@@ -22,6 +25,7 @@ struct OpStateOptions {
   int64_t max_sequences = 0;
   int64_t vocab_size = 0;  // widest row of logits, padded
   LinearKernels linear = LinearKernels::kFastest;
+  AttentionKernels attention = AttentionKernels::kFastest;
   bool f8_weights = false;  // some linear layers have f8_e4m3 weights
   // A row's results have the same bits whatever stands beside it. failed_precondition where a device has no
   // such kernels.

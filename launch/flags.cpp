@@ -184,6 +184,9 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--disable-custom-linear",
                   scheduler.disable_custom_linear,
                   "Matrix products of few rows on GPUs by cuBLASLt alone, not by kernels of our own");
+  group->add_flag("--disable-custom-attention",
+                  scheduler.disable_custom_attention,
+                  "Attention of prompts by the kernel that every GPU takes, not by the one for Hopper");
   group->add_flag(
       "--deterministic",
       scheduler.deterministic,
@@ -303,6 +306,8 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
   if (flags.scheduler.disable_custom_linear) options.linear_kernels = kernels::LinearKernels::kLibrary;
+  if (flags.scheduler.disable_custom_attention)
+    options.attention_kernels = kernels::AttentionKernels::kPortable;
   options.deterministic = flags.scheduler.deterministic;
   options.priority_scheduling = flags.scheduler.policy == "priority";
   options.graph_sizes = graph_sizes(flags.scheduler, resources);

@@ -56,6 +56,7 @@ struct SchedulerFlags {
   int64_t max_num_queued_tokens = 0;
   bool enforce_eager = false;
   bool disable_custom_linear = false;
+  bool disable_custom_attention = false;
   bool deterministic = false;
   std::vector<int64_t> cuda_graph_sizes;  // empty: the device's habit
 };

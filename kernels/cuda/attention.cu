@@ -367,7 +367,8 @@ void launch_attend(AttentionArgs args, const AttentionParams& params, device::Cu
 void attention_plan_cuda(OpState& state, device::Stream& stream, const AttentionPlanParams& params) {
   CHECK_LE(params.head_dim, kMaxHeadDim);
   CudaOpState& cuda_state = as_cuda_state(state);
-  const AttentionPlan plan = lay_out_plan(params, cuda_state.plan_memory(), cuda_state.options());
+  const AttentionPlan plan = lay_out_plan(
+      params, cuda_state.plan_memory(), cuda_state.options(), cuda_state.hopper_prompts().supported());
   cuda_state.set_attention_plan(plan);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (!plan.tensor_cores || !cuda.enter()) return;
@@ -383,8 +384,9 @@ void attention_cuda(OpState& state, device::Stream& stream, const AttentionParam
   const AttentionPlan& plan = as_cuda_state(state).attention_plan();
   if (plan.tensor_cores) {
     CHECK(is_vectorizable(params.q, params.out), "rows of {} are not aligned", params.q.to_string());
-    attention_tensor_cores(plan, params, cuda.handle());
-    return cuda.check(cudaGetLastError(), "attention");
+    return cuda.check(
+        attention_tensor_cores(plan, params, as_cuda_state(state).hopper_prompts(), cuda.handle()),
+        "attention");
   }
   constexpr float kLog2E = 1.44269504088896340736f;
   const AttentionArgs args{.query_starts = i32_vector(params.query_starts, num_sequences + 1),

@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
+#include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/paged_attention.h"
 
 namespace llm_dist::kernels {
@@ -422,7 +423,10 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
 }
 
 template <typename T, int kHeadDim>
-void launch(const PagedAttentionArgs& args, const AttentionParams& params, cudaStream_t stream) {
+cudaError_t launch(const PagedAttentionArgs& args,
+                   const AttentionParams& params,
+                   const HopperPrompts& hopper,
+                   cudaStream_t stream) {
   const auto kv_heads = static_cast<unsigned>(args.num_kv_heads);
   const auto* k = static_cast<const T*>(params.k_cache.data);
   const auto* v = static_cast<const T*>(params.v_cache.data);
@@ -444,13 +448,19 @@ void launch(const PagedAttentionArgs& args, const AttentionParams& params, cudaS
   } else {
     decode(attend_decodes<T, kHeadDim, 2>, 2);
   }
-  if (args.plan.num_prompt == 0) return;
-  launch_attend_prompts<T, kHeadDim>(args, q, k, v, out, stream);
+  if (args.plan.num_prompt > 0) {
+    if (args.plan.prompt_rows == kHopperPromptRows) return hopper.launch<T, kHeadDim>(args, params, stream);
+    launch_attend_prompts<T, kHeadDim>(args, q, k, v, out, stream);
+  }
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-void attention_tensor_cores(const AttentionPlan& plan, const AttentionParams& params, cudaStream_t stream) {
+cudaError_t attention_tensor_cores(const AttentionPlan& plan,
+                                   const AttentionParams& params,
+                                   const HopperPrompts& hopper,
+                                   cudaStream_t stream) {
   constexpr float kLog2E = 1.44269504088896340736f;
   const int64_t num_sequences = params.context_lens.dim(0);
   CHECK(plan.num_sequences == num_sequences && plan.num_tokens == params.q.dim(0) &&
@@ -460,9 +470,7 @@ void attention_tensor_cores(const AttentionPlan& plan, const AttentionParams& pa
         num_sequences,
         plan.num_tokens,
         plan.num_sequences);
-  const PagedAttentionArgs args{.query_starts = i32_vector(params.query_starts, num_sequences + 1),
-                                .context_lens = i32_vector(params.context_lens, num_sequences),
-                                .block_tables = params.block_tables.as<int32_t>(),
+  const PagedAttentionArgs args{.block_tables = params.block_tables.as<int32_t>(),
                                 .table_stride = params.block_tables.stride(0),
                                 .num_kv_heads = params.num_kv_heads,
                                 .group = params.num_heads / params.num_kv_heads,
@@ -473,11 +481,11 @@ void attention_tensor_cores(const AttentionPlan& plan, const AttentionParams& pa
                                 .plan = plan};
   auto with_head_dim = [&](auto type) {
     using T = decltype(type);
-    if (params.k_cache.dim(3) == 64) return launch<T, 64>(args, params, stream);
-    launch<T, 128>(args, params, stream);
+    if (params.k_cache.dim(3) == 64) return launch<T, 64>(args, params, hopper, stream);
+    return launch<T, 128>(args, params, hopper, stream);
   };
   if (params.q.dtype == DType::kBF16) return with_head_dim(__nv_bfloat16{});
-  with_head_dim(__half{});
+  return with_head_dim(__half{});
 }
 
 }  // namespace llm_dist::kernels

@@ -27,8 +27,16 @@ constexpr int64_t kMaxPartials = 4 * kTargetBlocks;  // (slot, kv head) pairs
 int64_t most_partials(int64_t num_kv_heads) {
   return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads;
 }
-int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group) {
-  return ceil_div(num_tokens * group, kPromptRows) + std::min(num_sequences, num_tokens);
+int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group, int64_t rows) {
+  return ceil_div(num_tokens * group, rows) + std::min(num_sequences, num_tokens);
+}
+
+// Whose keys and values of the longest context L2 holds, with room for what passes through.
+int heads_in_cache(const AttentionPlanParams& params) {
+  constexpr int64_t kCacheBytes = int64_t{16} << 20;
+  const int64_t bytes_of_head = 2 * params.max_context_len * params.head_dim * dtype_bytes(params.dtype);
+  return static_cast<int>(
+      std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, bytes_of_head), 1, params.num_kv_heads));
 }
 
 // Where each part lies. The counters stand first: they are never anything else, since they have to be zero.
@@ -42,8 +50,9 @@ Parts parts_of(const OpStateOptions& options) {
   parts.prompt =
       parts.decode + aligned(most_decode_items(options.max_sequences, 1) * int64_t{sizeof(DecodeItem)});
   parts.partial =
-      parts.prompt + aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows) *
-                             int64_t{sizeof(PromptItem)});
+      parts.prompt +
+      aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows, kPromptRows) *
+              int64_t{sizeof(PromptItem)});
   parts.bytes = parts.partial + kMaxPartials * kMaxDecodeRows * (kMaxHeadDim + 2) * int64_t{sizeof(float)};
   return parts;
 }
@@ -55,6 +64,7 @@ struct PlanArgs {
   int num_kv_heads;
   int group;
   int decode_rows;
+  int prompt_rows;
   int many;  // decoding sequences that fill the device as they are
 };
 
@@ -68,7 +78,7 @@ __device__ SequenceWork work_of(const PlanArgs& args, int sequence) {
   const int rows = queries * args.group;
   if (rows == 0) return {};
   if (rows <= args.decode_rows) return {.keys = args.context_lens[sequence]};
-  return {.tiles = (rows + kPromptRows - 1) / kPromptRows};
+  return {.tiles = (rows + args.prompt_rows - 1) / args.prompt_rows};
 }
 
 __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, AttentionPlan plan) {
@@ -116,7 +126,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
     }
     // The last rows see the most keys: they start first.
     for (int i = 0; i < work.tiles; ++i) {
-      plan.prompt[tile + i] = {.sequence = s, .first_row = (work.tiles - 1 - i) * kPromptRows};
+      plan.prompt[tile + i] = {.sequence = s,
+                               .first_row = (work.tiles - 1 - i) * args.prompt_rows,
+                               .query_start = args.query_starts[s],
+                               .num_queries = args.query_starts[s + 1] - args.query_starts[s],
+                               .context = args.context_lens[s]};
     }
     item_base += block_reduce(splits, AddOp());
     slot_base += block_reduce(slots, AddOp());
@@ -132,7 +146,8 @@ int64_t attention_plan_bytes(const OpStateOptions& options) { return parts_of(op
 
 AttentionPlan lay_out_plan(const AttentionPlanParams& params,
                            std::byte* memory,
-                           const OpStateOptions& options) {
+                           const OpStateOptions& options,
+                           bool hopper) {
   AttentionPlan plan{.num_sequences = params.num_sequences,
                      .num_tokens = params.num_tokens,
                      .num_kv_heads = params.num_kv_heads};
@@ -148,9 +163,11 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
         options.max_sequences,
         options.max_tokens);
   plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
+  plan.prompt_heads = heads_in_cache(params);
+  plan.prompt_rows = hopper ? kHopperPromptRows : kPromptRows;
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
-    plan.num_prompt = most_prompt_items(params.num_tokens, params.num_sequences, group);
+    plan.num_prompt = most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows);
   }
   CHECK_LE(most_partials(params.num_kv_heads), kMaxPartials);
   const Parts parts = parts_of(options);
@@ -170,6 +187,7 @@ cudaError_t launch_attention_plan(const AttentionPlan& plan,
                       .num_kv_heads = params.num_kv_heads,
                       .group = params.num_heads / params.num_kv_heads,
                       .decode_rows = plan.decode_rows,
+                      .prompt_rows = plan.prompt_rows,
                       .many = static_cast<int>(ceil_div(kTargetBlocks / 2, params.num_kv_heads))};
   plan_attention<<<1, kPlanThreads, 0, stream>>>(args, plan);
   return cudaGetLastError();

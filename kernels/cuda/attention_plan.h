@@ -11,6 +11,8 @@
 
 namespace llm_dist::kernels {
 
+class HopperPrompts;
+
 // A share of a decoding sequence's context. `sequence` is −1 where a list has come to its end.
 struct DecodeItem {
   int32_t sequence;
@@ -28,6 +30,9 @@ struct DecodeItem {
 struct PromptItem {
   int32_t sequence;
   int32_t first_row;
+  int32_t query_start;  // the sequence's, like the rest
+  int32_t num_queries;
+  int32_t context;
 };
 
 // Grids and lists of one step.
@@ -37,6 +42,8 @@ struct AttentionPlan {
   int64_t num_tokens = 0;
   int num_kv_heads = 0;
   int decode_rows = 0;     // rows of a decode block: 8 or 16
+  int prompt_rows = 0;     // rows of a prompt item: kPromptRows or kHopperPromptRows
+  int prompt_heads = 1;    // kv heads whose items HopperPrompts takes at about the same time
   int64_t num_decode = 0;  // items, −1 ones included
   int64_t num_prompt = 0;
   DecodeItem* decode = nullptr;
@@ -47,19 +54,25 @@ struct AttentionPlan {
 };
 
 inline constexpr int kPromptRows = 64;  // of a block
+inline constexpr int kHopperPromptRows = 128;
 inline constexpr int kDecodeKeys = 16;  // of a warp's round
 inline constexpr int kDecodeWarps = 4;  // of a block
 
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);
 // Lays the lists out in `memory` for a step; tensor_cores is false where the general kernel has to do.
+// `hopper`: prompts are for HopperPrompts.
 AttentionPlan lay_out_plan(const AttentionPlanParams& params,
                            std::byte* memory,
-                           const OpStateOptions& options);
+                           const OpStateOptions& options,
+                           bool hopper);
 cudaError_t launch_attention_plan(const AttentionPlan& plan,
                                   const AttentionPlanParams& params,
                                   cudaStream_t stream);
 // The plan must be of the same step, or of one that the graph being replayed was captured with.
-void attention_tensor_cores(const AttentionPlan& plan, const AttentionParams& params, cudaStream_t stream);
+cudaError_t attention_tensor_cores(const AttentionPlan& plan,
+                                   const AttentionParams& params,
+                                   const HopperPrompts& hopper,
+                                   cudaStream_t stream);
 
 }  // namespace llm_dist::kernels

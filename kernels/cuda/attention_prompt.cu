@@ -17,12 +17,6 @@ constexpr int kKeys = 64;                  // of a tile
 constexpr int kPageKeys = 16;              // consecutive keys that lie in one block of the cache
 static_assert(kRowTiles * 16 * kWarps == kPromptRows);
 
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
 template <int kHeadDim>
 struct Tiles {
   static constexpr int kPieces = kHeadDim / 8;  // 16 bytes each, of a row
@@ -52,7 +46,11 @@ struct PromptBlock {
   __device__ PromptBlock(const PagedAttentionArgs& arguments, Tiles<kHeadDim>& shared, const PromptItem& item)
       : args(arguments),
         tiles(shared),
-        rows(rows_of(arguments, item.sequence)),
+        rows{item.sequence,
+             item.query_start,
+             item.num_queries * arguments.group,
+             item.context,
+             item.num_queries},
         kv_head(static_cast<int>(blockIdx.y)),
         first_row(item.first_row),
         warp_row(static_cast<int>(threadIdx.x) / kWarpSize * kWarpRows),

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/op_state.h"
 
@@ -23,6 +24,7 @@ class CudaOpState : public OpState {
   void end_tuning() override { matmul_->end_tuning(); }
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
+  const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
   std::byte* plan_memory() const { return buffer_.data() + kMatmulBytes + kAttentionBytes; }
   // f32 [2, max_sequences, vocab_size]
@@ -35,7 +37,10 @@ class CudaOpState : public OpState {
 
  private:
   CudaOpState(const OpStateOptions& options, device::Buffer buffer, std::unique_ptr<Matmul> matmul)
-      : options_(options), buffer_(std::move(buffer)), matmul_(std::move(matmul)) {}
+      : options_(options),
+        buffer_(std::move(buffer)),
+        matmul_(std::move(matmul)),
+        hopper_prompts_(HopperPrompts::make(options.attention)) {}
 
   static constexpr int64_t kAlignment = 256;
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -51,6 +56,7 @@ class CudaOpState : public OpState {
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
+  HopperPrompts hopper_prompts_;
   AttentionPlan attention_plan_;
 };
 

@@ -9,8 +9,6 @@
 namespace llm_dist::kernels {
 
 struct PagedAttentionArgs {
-  const int32_t* query_starts;
-  const int32_t* context_lens;
   const int32_t* block_tables;
   int64_t table_stride;
   int num_kv_heads;
@@ -34,10 +32,11 @@ struct AttentionRows {
   // Keys that a row sees.
   __device__ int visible(int row, int group) const { return context - num_queries + row / group + 1; }
 };
-__device__ inline AttentionRows rows_of(const PagedAttentionArgs& args, int sequence) {
-  const int start = args.query_starts[sequence];
-  const int queries = args.query_starts[sequence + 1] - start;
-  return {sequence, start, queries * args.group, args.context_lens[sequence], queries};
+
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // The plan's prompt items. T: bf16 or f16; kHeadDim: 64 or 128.

@@ -40,6 +40,7 @@ struct EngineOptions {
   std::vector<int64_t> graph_sizes;
   int threads = 1;  // CPU ops
   kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
+  kernels::AttentionKernels attention_kernels = kernels::AttentionKernels::kFastest;
   bool deterministic = false;  // logits have the same bits alone and in any batch, chunk or replay
   double step_deadline_seconds = 600;
   int load_threads = 2;

@@ -71,6 +71,7 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
       .max_sequences = options.padded_samples(),
       .vocab_size = parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp,
       .linear = options.linear_kernels,
+      .attention = options.attention_kernels,
       .f8_weights = options.quantization.value_or(config.quantization.value_or(WeightScheme::kF32)) ==
                     WeightScheme::kF8E4M3,
       .batch_invariant = options.deterministic};

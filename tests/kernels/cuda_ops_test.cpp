@@ -129,7 +129,25 @@ struct Batch {
 
 class CudaAttention : public CudaOpTest {
  protected:
+  void SetUp() override {
+    CudaOpTest::SetUp();
+    if (IsSkipped()) return;
+    OpStateOptions portable = options_;
+    portable.attention = AttentionKernels::kPortable;
+    fastest_state_ = std::move(gpu_state_);
+    portable_state_ = module_->ops->make_state(*gpu_backend_, portable).value();
+  }
+
+  // With the kernels that the device takes, and with those that every device does.
   void compare(DType dtype, Heads heads, const Batch& batch, int64_t block_size) {
+    for (std::unique_ptr<OpState>* state : {&fastest_state_, &portable_state_}) {
+      gpu_state_.swap(*state);
+      compare_state(dtype, heads, batch, block_size);
+      gpu_state_.swap(*state);
+    }
+  }
+
+  void compare_state(DType dtype, Heads heads, const Batch& batch, int64_t block_size) {
     std::vector<int32_t> starts = {0};
     int64_t most_blocks = 1;
     for (size_t s = 0; s < batch.queries.size(); ++s) {
@@ -146,6 +164,14 @@ class CudaAttention : public CudaOpTest {
     Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
     Twin k = random_twin(dtype, {num_blocks, heads.kv, block_size, heads.dim});
     Twin v = random_twin(dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    // Behind a context's end stands what others left there.
+    for (size_t s = 0; s < batch.queries.size(); ++s) {
+      const int64_t end = batch.contexts[s];
+      if (end % block_size == 0) continue;
+      const double block =
+          blocks[s * static_cast<size_t>(most_blocks) + static_cast<size_t>(end / block_size)];
+      for (const Twin* twin : {&k, &v}) poison(*twin, static_cast<int64_t>(block), end % block_size);
+    }
     Twin query_starts = ints(starts);
     Twin context_lens = ints(batch.contexts);
     Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, blocks);
@@ -182,6 +208,23 @@ class CudaAttention : public CudaOpTest {
         format("{} heads {}/{} × {}, blocks of {}", dtype, heads.q, heads.kv, heads.dim, block_size));
     expect_same(out, dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype));
   }
+
+ private:
+  // NaN in the keys of a block from `first` on, on the GPU: the CPU's op looks at no such key.
+  void poison(const Twin& cache, int64_t block, int64_t first) {
+    const Tensor& gpu = cache.gpu;
+    const Tensor keys = gpu.narrow(0, block, 1);
+    for (int64_t head = 0; head < gpu.dim(1); ++head) {
+      const Tensor of_head = keys.narrow(1, head, 1).narrow(2, first, gpu.dim(2) - first);
+      const std::vector<double> values(static_cast<size_t>(of_head.numel()), std::nan(""));
+      const TestTensor from(gpu.dtype, {1, 1, of_head.dim(2), of_head.dim(3)}, values);
+      gpu_stream_->copy(of_head, from.view());
+      synchronize();
+    }
+  }
+
+  std::unique_ptr<OpState> fastest_state_;
+  std::unique_ptr<OpState> portable_state_;
 };
 
 TEST_F(CudaAttention, MatchesTheCpu) {
@@ -199,6 +242,24 @@ TEST_F(CudaAttention, MatchesTheCpu) {
   }
   compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 1);
   compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 24);
+}
+
+// Prompts on both sides of tiles of rows and of keys, behind contexts of their own, several in a step.
+TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
+  const Batch batches[] = {{{128}, {128}},
+                           {{129, 1, 127}, {129, 500, 255}},
+                           {{33, 32, 31}, {1000, 128, 129}},
+                           {{300}, {811}},
+                           {{16, 400, 5}, {4000, 400, 256}}};
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (Heads heads : {Heads{4, 1, 128}, {2, 2, 64}, {3, 1, 128}, {16, 1, 64}, {7, 1, 128}}) {
+      int64_t block_size = 16;
+      for (const Batch& batch : batches) {
+        compare(dtype, heads, batch, block_size);
+        block_size = block_size == 256 ? 16 : 2 * block_size;
+      }
+    }
+  }
 }
 
 // From many shares of one sequence to none of many.

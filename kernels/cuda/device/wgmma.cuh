@@ -17,20 +17,34 @@
 
 namespace llm_dist::kernels {
 
-// Rows of 128 bytes, 16-byte pieces permuted as TMA's 128-byte swizzle does; eight rows after eight. The
-// tile's first row lies at a multiple of 1024 bytes; `tile` may be that many 16-element columns further.
-__device__ inline uint64_t swizzled_tile(const void* tile) {
+// Rows of 128 bytes, 16-byte pieces permuted as TMA's 128-byte swizzle does; eight rows after eight, each
+// `eight_rows` bytes behind the ones before, a multiple of 1024 like the place of the first. `tile` may be
+// that many 16-element columns further.
+__device__ inline uint64_t swizzled_tile(const void* tile, int eight_rows = 1024) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 / 16} << 32;
   constexpr uint64_t kUnused = uint64_t{1} << 16;  // the leading offset of a swizzled tile
-  return kSwizzle128 | kEightRows | kUnused | ((shared_address(tile) & 0x3ffff) / 16);
+  return kSwizzle128 | static_cast<uint64_t>(eight_rows / 16) << 32 | kUnused |
+         ((shared_address(tile) & 0x3ffff) / 16);
+}
+// The same for a B whose columns lie along the tile's rows: [16 × N] in memory, 64 columns in a row,
+// `next_columns` bytes from there to the next 64.
+__device__ inline uint64_t swizzled_columns(const void* tile, int eight_rows, int next_columns) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  return kSwizzle128 | static_cast<uint64_t>(eight_rows / 16) << 32 |
+         static_cast<uint64_t>(next_columns / 16) << 16 | ((shared_address(tile) & 0x3ffff) / 16);
+}
+
+// Values are worked out by here, and not further on.
+template <int kCount>
+__device__ inline void hold(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
 // Before products: the threads have written the sums, and the compiler moves none of that behind it.
 template <int kCount>
 __device__ inline void products_begin(float (&sums)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  hold(sums);
   asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory");
 }
 __device__ inline void products_issued() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
@@ -39,8 +53,7 @@ __device__ inline void products_issued() { asm volatile("wgmma.commit_group.sync
 template <int kInFlight, int kCount>
 __device__ inline void products_done(float (&sums)[kCount]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kInFlight) : "memory");
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+  hold(sums);
 }
 
 // multiply_tiles(T, d, a, b): D [64 × N] += A · Bᵀ with T's elements, N / 2 sums d to a thread; a and b are
@@ -53,10 +66,17 @@ __device__ inline void products_done(float (&sums)[kCount]) {
   LLM_DIST_SUMS_16         \
   ", %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LLM_DIST_SUMS_64                                                                                 \
+  LLM_DIST_SUMS_32                                                                                       \
+  ", %32, %33, %34, %35, "                                                                               \
+  "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
+  "%56, "                                                                                                \
+  "%57, %58, %59, %60, %61, %62, %63"
 #define LLM_DIST_D_4(i) "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define LLM_DIST_D_8(i) LLM_DIST_D_4(i), LLM_DIST_D_4((i) + 4)
 #define LLM_DIST_D_16(i) LLM_DIST_D_8(i), LLM_DIST_D_8((i) + 8)
 #define LLM_DIST_D_32(i) LLM_DIST_D_16(i), LLM_DIST_D_16((i) + 16)
+#define LLM_DIST_D_64(i) LLM_DIST_D_32(i), LLM_DIST_D_32((i) + 32)
 
 // a_at and b_at: the places of the operands behind the sums.
 #define LLM_DIST_MULTIPLY_TILES(T, elements, n, num_sums, a_at, b_at)                      \
@@ -88,13 +108,45 @@ __device__ inline void products_done(float (&sums)[kCount]) {
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
 
+// The products of attention. multiply_128_tiles<kAdd>(T, d, a, b): D [64 × 128] (+)= A · Bᵀ with A and B in
+// shared memory; multiply_columns(T, d, a, b): D [64 × N] += A · B with A's registers and B's
+// swizzled_columns().
+#define LLM_DIST_MULTIPLY_128_TILES(T, elements)                                        \
+  template <bool kAdd>                                                                  \
+  __device__ inline void multiply_128_tiles(T, float(&d)[64], uint64_t a, uint64_t b) { \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." #elements "." #elements \
+                 " {" LLM_DIST_SUMS_64 "}, %64, %65, %66, 1, 1, 0, 0;\n"                \
+                 : LLM_DIST_D_64(0)                                                     \
+                 : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                  \
+  }
+#define LLM_DIST_MULTIPLY_COLUMNS(T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at)           \
+  __device__ inline void multiply_columns(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {  \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements              \
+                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at \
+                                               ", 1, 1, 1, 1;\n"                                        \
+                 : LLM_DIST_D_##num_sums(0)                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
+  }
+#define LLM_DIST_MULTIPLY_ATTENTION(T, elements)                                    \
+  LLM_DIST_MULTIPLY_128_TILES(T, elements)                                          \
+  LLM_DIST_MULTIPLY_COLUMNS(T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+  LLM_DIST_MULTIPLY_COLUMNS(T, elements, 128, 64, "%64", "%65", "%66", "%67", "%68")
+
+LLM_DIST_MULTIPLY_ATTENTION(__nv_bfloat16, bf16)
+LLM_DIST_MULTIPLY_ATTENTION(__half, f16)
+
+#undef LLM_DIST_MULTIPLY_ATTENTION
+#undef LLM_DIST_MULTIPLY_COLUMNS
+#undef LLM_DIST_MULTIPLY_128_TILES
 #undef LLM_DIST_MULTIPLY_ALL_TILES
 #undef LLM_DIST_MULTIPLY_TILES
 #undef LLM_DIST_MULTIPLY_ROWS
+#undef LLM_DIST_D_64
 #undef LLM_DIST_D_32
 #undef LLM_DIST_D_16
 #undef LLM_DIST_D_8
 #undef LLM_DIST_D_4
+#undef LLM_DIST_SUMS_64
 #undef LLM_DIST_SUMS_32
 #undef LLM_DIST_SUMS_16
 #undef LLM_DIST_SUMS_8

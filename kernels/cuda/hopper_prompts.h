@@ -1,0 +1,33 @@
+// Attention of prompts on GPUs of compute capability 9.0, with the products of warpgroups. Its plan's items
+// have kHopperPromptRows rows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/attention.h"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/op_state.h"
+
+namespace llm_dist::kernels {
+
+struct PagedAttentionArgs;
+
+class HopperPrompts {
+ public:
+  // For the calling thread's device.
+  static HopperPrompts make(AttentionKernels which);
+
+  // Whether the device, its driver and what was compiled have what it takes, and it is wanted.
+  bool supported() const { return supported_; }
+  // The plan's prompt items. T: bf16 or f16; kHeadDim: 64 or 128.
+  template <typename T, int kHeadDim>
+  cudaError_t launch(const PagedAttentionArgs& args,
+                     const AttentionParams& params,
+                     cudaStream_t stream) const;
+
+ private:
+  TensorMapEncoder encoder_;
+  bool supported_ = false;
+};
+
+}  // namespace llm_dist::kernels
