@@ -55,7 +55,7 @@ void add_load_flags(CLI::App& app, LoadFlags& flags) {
   app.add_option("--output-len,--random-output-len", flags.output_len, "Generated tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  add_result_flag(app, flags.result_file);
+  add_result_flag(app, flags.engine.result_file);
   app.add_option("--progress-file", flags.progress_file, "While it runs: tokens generated, and of how many");
 }
 

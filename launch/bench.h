@@ -24,7 +24,6 @@ struct LoadFlags {
   EngineFlags engine;
   int input_len = 128;
   int output_len = 128;
-  std::string result_file;
   std::string progress_file;
 };
 void add_load_flags(CLI::App& app, LoadFlags& flags);

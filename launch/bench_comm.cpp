@@ -23,7 +23,6 @@ struct CommFlags {
   std::string sizes = "4KiB:64MiB";
   std::vector<std::string> ops = {"all_reduce", "reduce_scatter", "all_gather", "send_recv"};
   int repeats = 200;
-  std::string result_file;
 };
 
 struct Figures {
@@ -200,7 +199,7 @@ Status measure_all(const CommFlags& flags, const CommPlan& plan, RankProcess& pr
   RETURN_IF_ERROR(timer.synchronize());
   // Nobody's end of the group goes while another still uses it.
   RETURN_IF_ERROR(process.world().barrier(Deadline::after_seconds(kMeasureSeconds)));
-  return process.leads() ? save_result(flags.result_file, result.dump(2)) : ok_status();
+  return process.leads() ? save_result(flags.engine.result_file, result.dump(2)) : ok_status();
 }
 
 int run(const CommFlags& flags) {
@@ -237,7 +236,7 @@ BenchCommand add_bench_comm(CLI::App& bench) {
       ->check(CLI::Range(5, kMaxRepeats))
       ->capture_default_str();
   add_process_flags(*app, flags->engine);
-  add_result_flag(*app, flags->result_file);
+  add_result_flag(*app, flags->engine.result_file);
   app->footer(
       "Example:\n"
       "  mpirun -np 2 llm-dist bench comm --sizes 4KiB:64MiB --op all_reduce,send_recv --save-result "

@@ -21,7 +21,6 @@ struct KernelFlags {
   EngineFlags engine;
   std::vector<int> batches = {1, 8};
   std::vector<int> input_lens = {128};
-  std::string result_file;
 };
 
 struct KernelBench {
@@ -133,7 +132,7 @@ Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorde
                      measure_step(bench, {.batch = batch, .tokens = flags.input_lens.front()}));
     result["steps"].push_back(std::move(step));
   }
-  return process.leads() ? save_result(flags.result_file, result.dump(2)) : ok_status();
+  return process.leads() ? save_result(flags.engine.result_file, result.dump(2)) : ok_status();
 }
 
 // Whole prompts in one step, all sequences of a batch in another, one step at a time and op by op.
@@ -182,7 +181,7 @@ BenchCommand add_bench_kernels(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  add_result_flag(*app, flags->result_file);
+  add_result_flag(*app, flags->engine.result_file);
   app->footer(
       "Example:\n"
       "  mpirun -np 2 llm-dist bench kernels model.gguf --tp 2 --batch 1,8 --input-len 128,512");

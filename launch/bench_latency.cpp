@@ -89,7 +89,7 @@ Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& 
   nlohmann::json result = nlohmann::json::parse(run_environment(process));
   result["ceilings"] = nlohmann::json::parse(ceilings_json(ceilings));
   result["rows"] = rows;
-  return save_result(flags.load.result_file, result.dump(2));
+  return save_result(flags.load.engine.result_file, result.dump(2));
 }
 
 Status measure(const LatencyFlags& flags, RankProcess& process) {

@@ -47,7 +47,7 @@ Status throughput(const ThroughputFlags& flags, RankProcess& process) {
   std::printf("allocated KV bytes that hold no token, mean over the steps: %.1f %%; preemptions: %llu\n",
               100 * stats.mean_kv_waste(),
               static_cast<unsigned long long>(stats.scheduler.num_preemptions));
-  return save_result(flags.load.result_file, result.dump(2));
+  return save_result(flags.load.engine.result_file, result.dump(2));
 }
 
 int run(const ThroughputFlags& flags) {

@@ -317,6 +317,10 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   return resolved;
 }
 
+int64_t usable_memory(const EngineFlags& flags, int64_t free_bytes) {
+  return static_cast<int64_t>(static_cast<double>(free_bytes) * flags.memory.gpu_memory_utilization);
+}
+
 Status fit_memory(const EngineFlags& flags,
                   const checkpoint::Checkpoint& checkpoint,
                   const kernels::OpTable& ops,
@@ -324,8 +328,7 @@ Status fit_memory(const EngineFlags& flags,
                   int rank,
                   engine::EngineOptions& options) {
   ASSIGN_OR_RETURN(engine::MemoryPlan plan, engine::plan_memory(checkpoint, ops, options, rank));
-  auto usable =
-      static_cast<int64_t>(static_cast<double>(resources.memory_bytes) * flags.memory.gpu_memory_utilization);
+  int64_t usable = usable_memory(flags, resources.memory_bytes);
   int64_t one_sequence = options.max_blocks_per_sequence() * plan.kv_block_bytes;
   int64_t wanted = flags.memory.kv_cache_memory_bytes;
   if (wanted > 0 && wanted < one_sequence) {

@@ -72,6 +72,7 @@ struct EngineFlags {
   std::string log_format = "text";
   std::string trace_file;
   std::string profile_file;
+  std::string result_file;  // of a benchmark
 };
 
 void add_model_flags(CLI::App& app, ModelFlags& flags);
@@ -106,6 +107,9 @@ Result<parallel::Layout> asked_layout(const ParallelFlags& flags);
 Result<ResolvedOptions> resolve(const EngineFlags& flags,
                                 const checkpoint::Checkpoint& checkpoint,
                                 const RankResources& resources);
+
+// The share of a rank's memory that the flags let it use.
+int64_t usable_memory(const EngineFlags& flags, int64_t free_bytes);
 
 // Sets kv_cache_bytes of `options` from the rank's memory, or says, with the plan, that the model does not
 // fit.

@@ -25,7 +25,7 @@ struct PlanFlags {
 
 void print_json(const std::vector<engine::MemoryPlan>& plans,
                 const engine::EngineOptions& options,
-                int64_t memory) {
+                int64_t usable) {
   nlohmann::json ranks = nlohmann::json::array();
   for (const engine::MemoryPlan& plan : plans) {
     nlohmann::json rank = {{"rank", plan.rank},
@@ -36,7 +36,7 @@ void print_json(const std::vector<engine::MemoryPlan>& plans,
                            {"fixed_bytes", plan.fixed_bytes()},
                            {"kv_bytes_per_token", plan.kv_bytes_per_token()},
                            {"block_size", plan.block_size}};
-    if (memory > 0) rank["kv_blocks"] = plan.blocks_in(memory);
+    if (usable > 0) rank["kv_blocks"] = plan.blocks_in(usable);
     ranks.push_back(rank);
   }
   nlohmann::json out = {{"tp", options.layout.tp},
@@ -72,11 +72,12 @@ Result<bool> plan(const PlanFlags& flags) {
                      engine::plan_memory(*checkpoint, kernels::cpu_ops(), options, rank));
     plans.push_back(rank_plan);
   }
+  const int64_t usable = usable_memory(flags.engine, memory);
   int64_t blocks = std::numeric_limits<int64_t>::max();
-  for (const engine::MemoryPlan& rank_plan : plans) blocks = std::min(blocks, rank_plan.blocks_in(memory));
+  for (const engine::MemoryPlan& rank_plan : plans) blocks = std::min(blocks, rank_plan.blocks_in(usable));
   bool fits = memory == 0 || blocks >= options.max_blocks_per_sequence();
   if (flags.json) {
-    print_json(plans, options, memory);
+    print_json(plans, options, usable);
     return fits;
   }
   if (options.quantization)
@@ -90,7 +91,7 @@ Result<bool> plan(const PlanFlags& flags) {
               std::string(to_string(options.dtype)).c_str(),
               std::string(to_string(options.kv_dtype)).c_str(),
               static_cast<long long>(options.max_model_len),
-              engine::describe(plans, memory).c_str());
+              engine::describe(plans, usable).c_str());
   if (memory > 0) {
     int64_t context = std::min(blocks * options.block_size, checkpoint->config().max_position_embeddings);
     std::string shortage;
@@ -99,10 +100,14 @@ Result<bool> plan(const PlanFlags& flags) {
     } else if (!fits) {
       shortage = format("; --max-model-len {} does not fit in this memory", options.max_model_len);
     }
-    std::printf("\n%lld KV blocks on every rank: the largest context is %lld tokens%s\n",
-                static_cast<long long>(blocks),
-                static_cast<long long>(context),
-                shortage.c_str());
+    std::printf(
+        "\n%s of %s may be used (--gpu-memory-utilization): %lld KV blocks on every rank, the largest "
+        "context is %lld tokens%s\n",
+        engine::human_bytes(usable).c_str(),
+        engine::human_bytes(memory).c_str(),
+        static_cast<long long>(blocks),
+        static_cast<long long>(context),
+        shortage.c_str());
   }
   return fits;
 }

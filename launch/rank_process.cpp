@@ -123,6 +123,11 @@ Status RankProcess::agree(const Status& mine) {
 }
 
 Status RankProcess::find_device(const EngineFlags& flags) {
+  if (leads()) {
+    RETURN_IF_ERROR(check_writable("--trace-file", flags.trace_file));
+    RETURN_IF_ERROR(check_writable("--profile", flags.profile_file));
+    RETURN_IF_ERROR(check_writable("--save-result", flags.result_file));
+  }
   ASSIGN_OR_RETURN(device_, choose_device(flags.model.device, *world_, resources_.threads));
   device_.custom_all_reduce = !flags.parallel.disable_custom_all_reduce;
   return add_device_resources(device_, resources_);
@@ -134,10 +139,6 @@ Status RankProcess::take_device(const EngineFlags& flags) {
 }
 
 Status RankProcess::prepare(const EngineFlags& flags) {
-  if (leads()) {
-    RETURN_IF_ERROR(check_writable("--trace-file", flags.trace_file));
-    RETURN_IF_ERROR(check_writable("--profile", flags.profile_file));
-  }
   ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
                    checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,

@@ -190,6 +190,8 @@ class Refusals(unittest.TestCase):
         for flags, code, word in ((["--memory", "10MiB"], 3, "the model does not fit"),
                                   (["--memory", "300MiB"], 3, "--max-model-len 8192 does not fit"),
                                   (["--memory", "300MiB", "--max-model-len", 1024], 0, ""),
+                                  (["--memory", "300MiB", "--max-model-len", 1024, "--gpu-memory-utilization", 0.6], 3,
+                                   "--max-model-len 1024 does not fit"),
                                   (["--memory", "2GiB"], 0, ""), ([], 0, "")):
             with self.subTest(flags=flags):
                 done = run(["plan", harness.smollm(), "--threads", 1, *flags])
@@ -214,6 +216,12 @@ class Refusals(unittest.TestCase):
                                         None, f"{flag} {place}: ")
                     self.assertNotIn("loading weights", done.stderr)
                     self.assertEqual(done.stdout, "")
+        for command in (["bench", "latency", harness.smollm(), "--nproc-per-node", 2, *SMALL], ["bench", "comm"],
+                        ["bench", "kernels", harness.smollm(), *SMALL]):
+            with self.subTest(command=command):
+                done = self.refused([*command, "--save-result", "/no/such/folder/result.json"], None,
+                                    "--save-result /no/such/folder/result.json: ")
+                self.assertNotIn("loading weights", done.stderr)
 
     def test_a_world_of_another_size_than_the_layout(self):
         done = self.refused(["generate", harness.smollm(), "--prompt", "x", "--tp", 3, "--pp", 1], 2, "but 2 were started", "mpirun -np 3")
