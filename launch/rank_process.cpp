@@ -144,6 +144,12 @@ Status RankProcess::prepare(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(checkpoint_,
                    checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
   ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
+  const engine::EngineOptions& options = resolved_.engine;
+  if (device_.device.type == DeviceType::kCuda && options.kv_dtype != options.dtype)
+    return invalid_argument(
+        format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those",
+               flags.memory.kv_cache_dtype,
+               options.dtype));
   // A replay would hide its ops.
   graphs_dropped_ = !flags.profile_file.empty() && !resolved_.engine.graph_sizes.empty();
   if (graphs_dropped_) resolved_.engine.graph_sizes.clear();
