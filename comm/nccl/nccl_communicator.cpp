@@ -77,7 +77,7 @@ ncclResult_t connect_peers(ncclComm_t comm, int size, std::byte* memory, cudaStr
   return ncclGroupEnd();
 }
 
-// Memory that every rank of the group may write to, or null. Every rank calls it; what fails, fails on all.
+// Memory that every rank of the group may write to, or null. Every rank calls it.
 std::byte* make_sum_memory(ncclComm_t comm) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   void* memory = nullptr;

@@ -60,18 +60,6 @@ struct Barriers {
   uint64_t empty_values[kValueStages];
 };
 
-// Where one tile after the other stands, and the parity of the barrier's phase in which it gets there.
-template <int kStages>
-struct Place {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
 __device__ inline void barrier_of_group(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
 }
@@ -115,8 +103,8 @@ __device__ inline void bring_tiles(const CUtensorMap& k_map,
   };
   const int count = (end + kKeys - 1) / kKeys;
   int block = block_of(count - 1);
-  Place<kKeyStages> key_place;
-  Place<kValueStages> value_place;
+  Cursor<kKeyStages> key_cursor;
+  Cursor<kValueStages> value_cursor;
 #pragma unroll 1
   for (int tile = count - 1; tile >= 0; --tile) {
     const int next = block_of(tile - 1);
@@ -132,17 +120,17 @@ __device__ inline void bring_tiles(const CUtensorMap& k_map,
           if (block >= 0) load_box_4d(to + first / 8 * M::kEightKeys, map, 0, 0, 0, eight_keys, full, policy);
         };
     bring(k_map,
-          memory.keys(key_place.stage),
-          barriers.full_keys + key_place.stage,
-          barriers.empty_keys + key_place.stage,
-          key_place.parity);
+          memory.keys(key_cursor.stage),
+          barriers.full_keys + key_cursor.stage,
+          barriers.empty_keys + key_cursor.stage,
+          key_cursor.parity);
     bring(v_map,
-          memory.values(value_place.stage),
-          barriers.full_values + value_place.stage,
-          barriers.empty_values + value_place.stage,
-          value_place.parity);
-    key_place.advance();
-    value_place.advance();
+          memory.values(value_cursor.stage),
+          barriers.full_values + value_cursor.stage,
+          barriers.empty_values + value_cursor.stage,
+          value_cursor.parity);
+    key_cursor.advance();
+    value_cursor.advance();
     block = next;
   }
 }
@@ -339,8 +327,8 @@ struct PromptRows {
       clear_values(0, end - (count - 1) * kKeys);
     }
     if (group == 1 && count > 1) give_turn(group);
-    Place<kKeyStages> keys;
-    Place<kValueStages> values;
+    Cursor<kKeyStages> keys;
+    Cursor<kValueStages> values;
 #pragma unroll 1
     for (int n = 1; n < count; ++n) {
       keys.advance();

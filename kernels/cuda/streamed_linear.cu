@@ -82,18 +82,6 @@ struct Stages {
   }
 };
 
-// Walks a ring of stages; the parity is that of the phase in which a stage is filled.
-template <int kCount>
-struct Cursor {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage < kCount) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
 // What a block does.
 struct Share {
   int strip;

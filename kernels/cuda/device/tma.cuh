@@ -39,6 +39,18 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
       : "memory");
 }
 
+// Walks a ring of stages; the parity is that of the phase in which a stage is filled.
+template <int kCount>
+struct Cursor {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage < kCount) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
 // How long what is read should stay in L2.
 __device__ inline uint64_t policy_read_once() {
   uint64_t policy;

@@ -86,23 +86,23 @@ __device__ inline void products_done(float (&sums)[kCount]) {
                  : LLM_DIST_D_##num_sums(0)                                                \
                  : "l"(a), "l"(b));                                                        \
   }
-// a0_at, …: the places of A's registers.
-#define LLM_DIST_MULTIPLY_ROWS(T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at)              \
-  __device__ inline void multiply_rows(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {     \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements              \
-                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at \
-                                               ", 1, 1, 1, 0;\n"                                        \
-                 : LLM_DIST_D_##num_sums(0)                                                             \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
+// a0_at, …: the places of A's registers; by_columns: 1 where B's columns lie along the tile's rows.
+#define LLM_DIST_MULTIPLY_ROWS(name, by_columns, T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at) \
+  __device__ inline void name(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements                   \
+                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at      \
+                                               ", 1, 1, 1, " #by_columns ";\n"                               \
+                 : LLM_DIST_D_##num_sums(0)                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
   }
-#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)                                 \
-  LLM_DIST_MULTIPLY_ROWS(T, elements, 8, 4, "%4", "%5", "%6", "%7", "%8")        \
-  LLM_DIST_MULTIPLY_ROWS(T, elements, 16, 8, "%8", "%9", "%10", "%11", "%12")    \
-  LLM_DIST_MULTIPLY_ROWS(T, elements, 32, 16, "%16", "%17", "%18", "%19", "%20") \
-  LLM_DIST_MULTIPLY_ROWS(T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")                         \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")                        \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17")                     \
+#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)                                                   \
+  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 8, 4, "%4", "%5", "%6", "%7", "%8")        \
+  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 16, 8, "%8", "%9", "%10", "%11", "%12")    \
+  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 32, 16, "%16", "%17", "%18", "%19", "%20") \
+  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")                                           \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")                                          \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17")                                       \
   LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33")
 
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
@@ -119,24 +119,15 @@ LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
                  : LLM_DIST_D_64(0)                                                     \
                  : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                  \
   }
-#define LLM_DIST_MULTIPLY_COLUMNS(T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at)           \
-  __device__ inline void multiply_columns(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {  \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements              \
-                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at \
-                                               ", 1, 1, 1, 1;\n"                                        \
-                 : LLM_DIST_D_##num_sums(0)                                                             \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
-  }
-#define LLM_DIST_MULTIPLY_ATTENTION(T, elements)                                    \
-  LLM_DIST_MULTIPLY_128_TILES(T, elements)                                          \
-  LLM_DIST_MULTIPLY_COLUMNS(T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
-  LLM_DIST_MULTIPLY_COLUMNS(T, elements, 128, 64, "%64", "%65", "%66", "%67", "%68")
+#define LLM_DIST_MULTIPLY_ATTENTION(T, elements)                                                      \
+  LLM_DIST_MULTIPLY_128_TILES(T, elements)                                                            \
+  LLM_DIST_MULTIPLY_ROWS(multiply_columns, 1, T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+  LLM_DIST_MULTIPLY_ROWS(multiply_columns, 1, T, elements, 128, 64, "%64", "%65", "%66", "%67", "%68")
 
 LLM_DIST_MULTIPLY_ATTENTION(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ATTENTION(__half, f16)
 
 #undef LLM_DIST_MULTIPLY_ATTENTION
-#undef LLM_DIST_MULTIPLY_COLUMNS
 #undef LLM_DIST_MULTIPLY_128_TILES
 #undef LLM_DIST_MULTIPLY_ALL_TILES
 #undef LLM_DIST_MULTIPLY_TILES
