@@ -17,9 +17,12 @@ namespace {
 
 constexpr auto kGoneCause = "the process ended without a goodbye (killed or crashed)";
 
-std::string silence_cause(const WatchedRank& rank, TimePoint now) {
-  std::string text = format("no heartbeat for {} s", std::round(10 * seconds_between(rank.heard, now)) / 10);
-  if (!rank.slot) return text + ": its host or the network is down, or its process is stopped";
+std::string silence(TimePoint heard, TimePoint now) {
+  return format("no heartbeat for {} s", std::round(10 * seconds_between(heard, now)) / 10);
+}
+
+std::string cause_on_this_node(const WatchedRank& rank, TimePoint now) {
+  std::string text = silence(rank.heard, now);
   switch (rank.process_watch.state()) {
     case ProcessState::kStopped: return text + ": its process is stopped (SIGSTOP or a debugger)";
     case ProcessState::kRunning: return text + ": its process is there, but gets no processor time";
@@ -138,7 +141,7 @@ void LivenessWatch::look_at_slot(WatchedRank& rank, TimePoint now) {
 }
 
 void LivenessWatch::look_at_process(WatchedRank& rank, TimePoint now) {
-  if (!rank.slot || is_self(rank) || rank.left || rank.sign != Sign::kNone) return;
+  if (!rank.slot || is_self(rank) || !may_fail(rank)) return;
   int pidfd = rank.process_watch.pollable_fd();
   bool gone = false;
   if (pidfd >= 0) {
@@ -186,13 +189,41 @@ void LivenessWatch::take_frame(WatchedRank& rank, TimePoint now) {
 }
 
 void LivenessWatch::judge_silence(TimePoint now) {
+  for (auto& rank : ranks_) {
+    if (is_self(rank) || now - rank.heard <= options_.silence_limit || !may_fail(rank)) continue;
+    if (rank.slot)
+      accuse(rank, Sign::kGone, cause_on_this_node(rank, now), now);
+    else
+      accuse_on_other_node(rank, now);
+  }
+}
+
+// Whose beat is missed first is chance when a host goes down with all its ranks: the lowest of them is named,
+// with the host.
+void LivenessWatch::accuse_on_other_node(WatchedRank& silent, TimePoint now) {
+  std::vector<WatchedRank*> of_its_host;
   for (auto& rank : ranks_)
-    if (!is_self(rank) && now - rank.heard > options_.silence_limit && rank.sign == Sign::kNone && !rank.left)
-      accuse(rank, Sign::kGone, silence_cause(rank, now), now);
+    if (host_of(rank) == host_of(silent) && may_fail(rank)) of_its_host.push_back(&rank);
+  TimePoint last_heard = silent.heard;
+  for (const WatchedRank* rank : of_its_host) last_heard = std::max(last_heard, rank->heard);
+
+  WatchedRank* named = &silent;
+  std::string cause = silence(silent.heard, now);
+  if (of_its_host.size() == 1) {
+    cause += ": its host or the network is down, or its process is stopped";
+  } else if (now - last_heard <= fresh()) {
+    cause += ": its process is stopped or gets no processor time; other ranks of its host are heard";
+  } else {
+    named = of_its_host.front();
+    cause =
+        silence(last_heard, now) +
+        format(" from any of the {} ranks of its host: the host or the network is down", of_its_host.size());
+  }
+  accuse(*named, Sign::kGone, std::move(cause), now);
 }
 
 void LivenessWatch::accuse(WatchedRank& rank, Sign sign, std::string cause, TimePoint now) {
-  if (rank.left || rank.sign != Sign::kNone) return;
+  if (!may_fail(rank)) return;
   rank.sign = sign;
   rank.sign_order = signs_++;
   rank.cause = std::move(cause);
@@ -215,10 +246,9 @@ void LivenessWatch::conclude(TimePoint now) {
 Verdict LivenessWatch::judge(TimePoint now) const {
   const WatchedRank* failed = nullptr;
   const WatchedRank* reporter = nullptr;
-  // A rank that has been silent for a while may be next to be found dead: it is not asked to report.
-  Duration fresh = options_.interval * 5 / 2;
   for (const auto& rank : ranks_) {
-    bool live = rank.sign == Sign::kNone && !rank.left && now - rank.heard <= fresh;
+    // A rank that has been silent for a while may be next to be found dead: it is not asked to report.
+    bool live = may_fail(rank) && now - rank.heard <= fresh();
     if (live && reporter == nullptr) reporter = &rank;
     if (rank.sign == Sign::kNone) continue;
     auto weight = [](const WatchedRank& r) { return std::pair(r.sign != Sign::kGone, r.sign_order); };
@@ -236,7 +266,7 @@ void LivenessWatch::deliver(const Verdict& verdict) {
   delivered_ = true;
   const WatchedRank& failed = ranks_[static_cast<size_t>(verdict.failed)];
   RankFailure failure{.rank = failed.rank,
-                      .host = options_.world.hosts[static_cast<size_t>(failed.rank)],
+                      .host = host_of(failed),
                       .pid = failed.process.pid,
                       .device = failed.device,
                       .phase = std::string(verdict.phase.view()),
@@ -250,8 +280,7 @@ void LivenessWatch::wait_for_news(TimePoint now) {
                               {.fd = news_.get(), .events = POLLIN}};
   for (const auto& rank : ranks_) {
     if (rank.socket.valid() && !rank.socket_closed) entries.push_back({rank.socket.get(), POLLIN, 0});
-    bool watched =
-        rank.slot && !rank.left && rank.sign == Sign::kNone && rank.process_watch.pollable_fd() >= 0;
+    bool watched = rank.slot && may_fail(rank) && rank.process_watch.pollable_fd() >= 0;
     if (watched) entries.push_back({rank.process_watch.pollable_fd(), POLLIN, 0});
   }
   TimePoint until = std::min(now + tick_, next_beat_);

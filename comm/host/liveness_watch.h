@@ -71,6 +71,7 @@ class LivenessWatch {
   void listen_to(WatchedRank& rank, TimePoint now);
   void take_frame(WatchedRank& rank, TimePoint now);
   void judge_silence(TimePoint now);
+  void accuse_on_other_node(WatchedRank& silent, TimePoint now);
   void accuse(WatchedRank& rank, Sign sign, std::string cause, TimePoint now);
   void conclude(TimePoint now);
   Verdict judge(TimePoint now) const;
@@ -79,6 +80,12 @@ class LivenessWatch {
   void send_to_other_nodes(const LivenessFrame& frame);
   void stop(RankState state);
   bool is_self(const WatchedRank& rank) const { return rank.rank == options_.world.rank; }
+  static bool may_fail(const WatchedRank& rank) { return !rank.left && rank.sign == Sign::kNone; }
+  const std::string& host_of(const WatchedRank& rank) const {
+    return options_.world.hosts[static_cast<size_t>(rank.rank)];
+  }
+  // A rank heard within it lives.
+  Duration fresh() const { return options_.interval * 5 / 2; }
   BoardSlot& own_slot();
 
   LivenessOptions options_;

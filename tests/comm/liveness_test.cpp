@@ -307,6 +307,36 @@ TEST(LivenessLimits, StoppedRankIsKnownToAllWithinNineSeconds) {
     worlds[i].second->expect_all_learn(worlds[i].first, 9, causes[i]);
 }
 
+// A host that goes down is told from a process that stops, and it is not chance which of its ranks is named.
+TEST(LivenessLimits, HostThatFallsSilentIsNamedByItsLowestRank) {
+  const TestWorld two_hosts{.size = kRanks, .hosts = {"a", "a", "b", "b"}};
+  for (bool lowest_first : {false, true}) {
+    WatchedWorld world(two_hosts, kQuick);
+    ASSERT_TRUE(world.wait_watching());
+    world.signal_rank(lowest_first ? 2 : 3, SIGSTOP);
+    std::this_thread::sleep_for(kQuick.interval);
+    world.signal_rank(lowest_first ? 3 : 2, SIGSTOP);
+    for (int rank : {0, 1}) {
+      ASSERT_EQ(world.wait_exit(rank), kFailedExit);
+      EXPECT_EQ(world.of(rank).failed, 2);
+      EXPECT_STREQ(world.of(rank).phase, "phase of 2");
+      EXPECT_NE(std::string(world.of(rank).cause).find("from any of the 2 ranks of its host"),
+                std::string::npos)
+          << world.of(rank).cause;
+    }
+  }
+}
+
+TEST(LivenessLimits, StoppedProcessOfAHostThatIsHeardIsNotTakenForTheHost) {
+  WatchedWorld world({.size = kRanks, .hosts = {"a", "a", "b", "b"}}, kQuick);
+  ASSERT_TRUE(world.wait_watching());
+  world.signal_rank(3, SIGSTOP);
+  ASSERT_EQ(world.wait_exit(0), kFailedExit);
+  EXPECT_EQ(world.of(0).failed, 3);
+  EXPECT_NE(std::string(world.of(0).cause).find("its process is stopped"), std::string::npos);
+  EXPECT_EQ(std::string(world.of(0).cause).find("network"), std::string::npos) << world.of(0).cause;
+}
+
 TEST(LivenessAlone, OneRankReportsItself) {
   std::atomic<int> reports{0};
   auto liveness = Liveness::start(

@@ -165,6 +165,7 @@ class NodesTest(unittest.TestCase):
             nodes.cut(1)
             World.kill(world.processes[1])
             self.first_node_names(world, "rank 2 failed: host node1")
+            self.assertIn("from any of the 2 ranks of its host", world.log(0))
 
     def test_a_node_whose_processes_are_killed(self):
         with Nodes(2) as nodes, self.serve(nodes, 1, "--pp", 2) as world:
