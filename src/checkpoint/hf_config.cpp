@@ -284,16 +284,15 @@ double shortest(double value) {
 
 // GGUF writers keep only the factors that a llama3 scaling comes to. The published models share its other
 // numbers.
-Result<RopeConfig> with_named_scaling(const RopeConfig& rope, int64_t head_dim) {
-  if (rope.frequency_factors.empty()) return rope;
-  RopeConfig named = rope;
-  named.frequency_factors.clear();
-  named.scaling = RopeScaling::kLlama3;
-  named.factor =
-      static_cast<double>(*std::max_element(rope.frequency_factors.begin(), rope.frequency_factors.end()));
-  named.low_freq_factor = 1.0;
-  named.high_freq_factor = 4.0;
-  named.original_max_position_embeddings = 8192;
+Result<RopeConfig> with_named_scaling(RopeConfig rope, int64_t head_dim) {
+  const std::vector<float>& factors = rope.frequency_factors;
+  if (factors.empty()) return rope;
+  RopeConfig named{.theta = rope.theta,
+                   .scaling = RopeScaling::kLlama3,
+                   .factor = static_cast<double>(*std::max_element(factors.begin(), factors.end())),
+                   .low_freq_factor = 1.0,
+                   .high_freq_factor = 4.0,
+                   .original_max_position_embeddings = 8192};
   auto wanted = rope_inverse_frequencies(rope, head_dim);
   auto got = rope_inverse_frequencies(named, head_dim);
   for (size_t i = 0; i < wanted.size(); ++i)
