@@ -101,7 +101,7 @@ void expect_stages_at_work_together(const GoldenCase& golden, int pp) {
 
 TEST(Stages, AllWorkAtTheSameTime) {
   GoldenCase golden = load_golden("llama3");
-  for (int pp : {2, 3}) {
+  for (int pp : {2, 4}) {
     SCOPED_TRACE(format("{} stages", pp));
     expect_stages_at_work_together(golden, pp);
   }
@@ -164,7 +164,7 @@ TEST(Stages, TakeTheTimeThatTheirScheduleTakes) {
   if (std::getenv("LLM_DIST_FULL") == nullptr) GTEST_SKIP() << "with LLM_DIST_FULL only";
   GoldenCase golden = load_golden("llama3");
   kernels::OpTable ops = sleeping_ops();
-  for (int pp : {2, 3}) {
+  for (int pp : {2, 4}) {
     double best = 10.0;  // a busy machine may disturb a run
     for (int attempt = 0; attempt < 4 && best > 1.15; ++attempt)
       best = std::min(best, pipeline_overhead(golden, ops, pp));

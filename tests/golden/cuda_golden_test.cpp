@@ -32,7 +32,8 @@ class CudaGolden : public testing::TestWithParam<const char*> {
     if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
   }
 
-  std::vector<parallel::Layout> layouts() const {
+  std::vector<parallel::Layout> layouts(const GoldenCase& golden) const {
+    const checkpoint::ModelConfig& model = golden.checkpoint->config();
     std::vector<parallel::Layout> fitting;
     for (parallel::Layout layout : {parallel::Layout{.tp = 1, .pp = 1},
                                     {.tp = 2, .pp = 1},
@@ -44,7 +45,14 @@ class CudaGolden : public testing::TestWithParam<const char*> {
                                     {.tp = 4, .pp = 1, .sequence_parallel = true},
                                     {.tp = 1, .pp = 4},
                                     {.tp = 2, .pp = 2},
-                                    {.tp = 2, .pp = 2, .sequence_parallel = true}}) {
+                                    {.tp = 2, .pp = 2, .sequence_parallel = true},
+                                    {.tp = 8, .pp = 1},
+                                    {.tp = 8, .pp = 1, .sequence_parallel = true},
+                                    {.tp = 4, .pp = 2},
+                                    {.tp = 4, .pp = 2, .sequence_parallel = true},
+                                    {.tp = 2, .pp = 4},
+                                    {.tp = 1, .pp = 8}}) {
+      if (layout.tp > model.num_heads || layout.pp > model.num_layers) continue;
       if (layout.world_size() <= module_->visible_devices()) fitting.push_back(layout);
     }
     return fitting;
@@ -108,8 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Models,
 
 TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
   GoldenCase golden = load_golden(GetParam());
-  for (const parallel::Layout& layout : layouts()) {
-    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+  for (const parallel::Layout& layout : layouts(golden)) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{}, {1, 2, 4, 8}}) {
         SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)) +
@@ -124,8 +131,7 @@ TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
 
 TEST_P(CudaGolden, F8Weights) {
   GoldenCase golden = load_golden(GetParam());
-  for (const parallel::Layout& layout : layouts()) {
-    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+  for (const parallel::Layout& layout : layouts(golden)) {
     for (DType dtype : {DType::kBF16, DType::kF16}) {
       SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
       EngineOptions options = golden_options(layout, dtype);
@@ -179,8 +185,7 @@ TEST_P(CudaGolden, NormsThatMakeTheirSumHaveTheLogitsOfTheCallsApart) {
 // Sampled sequences too, of many lengths, whose batch grows and shrinks.
 TEST_P(CudaGolden, GraphsYieldTheTokensOfEagerSteps) {
   GoldenCase golden = load_golden(GetParam());
-  for (const parallel::Layout& layout : layouts()) {
-    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+  for (const parallel::Layout& layout : layouts(golden)) {
     SCOPED_TRACE(to_string(layout));
     auto tokens = [&](std::vector<int64_t> sizes) {
       EngineOptions options = golden_options(layout);

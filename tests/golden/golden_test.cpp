@@ -85,7 +85,18 @@ struct LayoutCase {
 
 std::vector<LayoutCase> layouts(const GoldenCase& golden) {
   std::vector<LayoutCase> cases;
-  for (auto [tp, pp] : {std::pair{1, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}, {2, 3}}) {
+  for (auto [tp, pp] : {std::pair{1, 1},
+                        {2, 1},
+                        {3, 1},
+                        {4, 1},
+                        {8, 1},
+                        {1, 2},
+                        {1, 4},
+                        {1, 8},
+                        {2, 2},
+                        {2, 3},
+                        {2, 4},
+                        {4, 2}}) {
     if (tp > golden.checkpoint->config().num_heads || pp > golden.checkpoint->config().num_layers) continue;
     cases.push_back({{.tp = tp, .pp = pp}, true});
     if (tp > 1) cases.push_back({{.tp = tp, .pp = pp, .sequence_parallel = true}, true});

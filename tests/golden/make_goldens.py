@@ -2,7 +2,7 @@
 """Makes the golden models: tiny Llama checkpoints with what Hugging Face transformers computes from them.
 
     pip install torch transformers safetensors    # 2.15 and 5.23 made the committed ones
-    python3 tests/golden/make_goldens.py tests/golden/data
+    python3 tests/golden/make_goldens.py tests/golden/data [NAME ...]    # all of them, or these
 
 Each starts from random weights and is then trained for a few seconds to continue random prompts with random tokens:
 its logits have clear winners, so that greedy tokens do not hang on rounding, and every part of the model matters for
@@ -43,15 +43,15 @@ CASES = {
             rms_norm_eps=1e-5,
         ),
     ),
-    # Long-context frequencies, a head of its own, as many KV heads as query heads.
+    # Long-context frequencies, a head of its own, as many KV heads as query heads; eight ranks in every layout.
     "llama3": dict(
         dtype=torch.bfloat16,
         shards=1,
         config=dict(
             hidden_size=40,
-            num_hidden_layers=6,
-            num_attention_heads=4,
-            num_key_value_heads=4,
+            num_hidden_layers=8,
+            num_attention_heads=8,
+            num_key_value_heads=8,
             head_dim=16,
             intermediate_size=56,
             vocab_size=97,
@@ -171,5 +171,5 @@ def make(name, case, folder):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, case in CASES.items():
-        make(name, case, pathlib.Path(sys.argv[1]) / name)
+    for name in sys.argv[2:] or CASES:
+        make(name, CASES[name], pathlib.Path(sys.argv[1]) / name)
