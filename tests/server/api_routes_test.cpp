@@ -44,7 +44,7 @@ class ApiRoutes : public ServerFixture {
       http::Response refused = send(wrong.at("method"), route, kKey);
       EXPECT_EQ(refused.status, wrong.at("right"));
       ASSERT_NE(refused.headers.find("Allow"), nullptr);
-      EXPECT_EQ(*refused.headers.find("Allow"), wrong.at("allow"));
+      EXPECT_EQ(*refused.headers.find("Allow"), wrong.at("allow").get<std::string>());
     }
     EXPECT_EQ(send(method, route, kKey).status, route.at("right"));
   }
