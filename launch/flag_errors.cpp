@@ -91,8 +91,10 @@ std::string unknown_command(const CLI::App& command, const std::vector<std::stri
   return word == arguments.end() || word->starts_with('-') ? "" : *word;
 }
 
-// CLI11's sentences: its exceptions hold no more than these.
+// CLI11's sentences: its exceptions hold no more than these. Newer ones put a range in brackets.
 std::string in_words(const CLI::App& command, const std::string& unknown, const std::string& said) {
+  if (auto range = between(said, {": Value ", " not in range [", " - ", "]"}))
+    return beyond_range(command, *range);
   if (auto range = between(said, {": Value ", " not in range ", " to "}))
     return beyond_range(command, *range);
   if (auto conversion = between(said, {"Could not convert: ", " = "}))

@@ -5,7 +5,7 @@
 
 #include "comm/world.h"
 #include "src/device/cpu/cpu_stream.h"
-#include "tests/comm/allocation_count.h"
+#include "tests/base/allocation_count.h"
 
 namespace llm_dist::comm {
 namespace {

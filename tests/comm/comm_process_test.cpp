@@ -12,7 +12,7 @@
 #include "comm/bootstrap.h"
 #include "comm/host/socket.h"
 #include "src/base/log.h"
-#include "tests/comm/allocation_count.h"
+#include "tests/base/allocation_count.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/conformance_group.h"
 

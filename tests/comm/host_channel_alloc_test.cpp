@@ -1,37 +1,26 @@
-// The steady state of the host channel allocates nothing, counted by replacing the global operator new.
+// The steady state of the host channel allocates nothing.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
-#include <new>
 #include <thread>
 
 #include "comm/host/host_channel.h"
 #include "comm/host/liveness.h"
+#include "tests/base/allocation_count.h"
 #include "tests/comm/host_test_world.h"
-
-namespace {
-thread_local int64_t allocations = 0;
-}
-
-// Not inlined: gcc otherwise pairs one side's malloc with the other side's name and warns.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::comm {
 namespace {
+
+thread_local std::atomic<int64_t> allocations{0};
 
 int run_steady_state(const HostWorld& world) {
   auto channel = make_host_channel({.world = world, .reserved_message_bytes = 4096});
   auto liveness = Liveness::start({.world = world});
   if (!channel.ok() || !liveness.ok()) return 1;
   std::vector<std::byte> message(4096);
+  count_allocations_in(allocations);
   int64_t before = allocations;
   for (int step = 0; step < 1000; ++step) {
     auto deadline = Deadline::after(std::chrono::seconds(20));

@@ -1,46 +1,17 @@
-// A steady-state step allocates nothing: operator new is counted by thread over a thousand decode steps.
+// A steady-state step allocates nothing: counted by kind of thread over a thousand decode steps.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <new>
 
+#include "tests/base/allocation_count.h"
 #include "tests/golden/golden_case.h"
-
-namespace {
-
-enum Kind : int { kOther, kEngine, kFollower, kStream, kNumKinds };
-thread_local Kind thread_kind = kOther;
-std::atomic<int64_t> allocations[kNumKinds];
-
-void* counted(size_t bytes) noexcept {
-  allocations[thread_kind].fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(bytes == 0 ? 1 : bytes);
-}
-
-void* counted_or_throw(size_t bytes) {
-  void* memory = counted(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(size_t bytes) { return counted_or_throw(bytes); }
-[[gnu::noinline]] void* operator new[](size_t bytes) { return counted_or_throw(bytes); }
-[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
-[[gnu::noinline]] void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
-  return counted(bytes);
-}
-// Not inlined: gcc would take free() for a mistake.
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::engine {
 namespace {
+
+enum Kind : int { kEngine, kFollower, kStream, kNumKinds };
+std::atomic<int64_t> allocations[kNumKinds];
 
 constexpr int kWarmUpTokens = 100;
 constexpr int kTokens = 1160;
@@ -88,9 +59,11 @@ TEST_P(Allocations, NoneInAThousandDecodeSteps) {
   options.engine.max_model_len = kTokens + 20;
   options.engine.num_blocks = 2 * (kTokens + 20) / 4 + 8;
   options.hooks = [](int rank) {
-    return EngineHooks{.on_phase = [rank](const char*) { thread_kind = rank == 0 ? kEngine : kFollower; }};
+    return EngineHooks{.on_phase = [rank](const char*) {
+      count_allocations_in(allocations[rank == 0 ? kEngine : kFollower]);
+    }};
   };
-  options.before_task = [](const std::string&, uint64_t) { thread_kind = kStream; };
+  options.before_task = [](const std::string&, uint64_t) { count_allocations_in(allocations[kStream]); };
   auto replica = Replica::start(*golden.checkpoint, options);
   ASSERT_TRUE(replica.ok()) << replica.status().to_string();
   auto greedy = std::make_shared<CountingSink>();

@@ -68,7 +68,8 @@ class Packages(unittest.TestCase):
 
     def test_debian_packages(self):
         fields, listed = self.control("llm-dist")
-        depends = {word.split()[0] for word in fields["Depends"].split(",")}
+        # Ubuntu's names of libraries whose time_t became wider end in t64.
+        depends = {word.split()[0].removesuffix("t64") for word in fields["Depends"].split(",")}
         self.assertLessEqual({"libc6", "libssl3", "libsqlite3-0", "libgomp1"}, depends)
         self.assertTrue(any(name.startswith("libspdlog") for name in depends))
         self.assertFalse([name for name in depends if "mpi" in name or "cuda" in name])

@@ -1,22 +1,6 @@
 // A call of an op allocates nothing on any thread once the first has run.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "tests/base/allocation_count.h"
 #include "tests/kernels/op_fixture.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}
-
-// Not inlined: gcc takes a free() it sees behind an inlined delete for a mismatch.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::kernels {
 namespace {
@@ -26,9 +10,9 @@ class CpuOpsAllocationTest : public OpTest {
   template <typename Params>
   void expect_no_allocation(const char* name, Op<Params> op, const Params& params) {
     run(op, params);
-    const int64_t before = allocations;
+    const int64_t before = num_allocations();
     run(op, params);
-    EXPECT_EQ(allocations - before, 0) << name;
+    EXPECT_EQ(num_allocations() - before, 0) << name;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Targets, CpuOpsAllocationTest, testing::ValuesIn(kTargets), target_name);

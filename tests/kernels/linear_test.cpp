@@ -3,26 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "src/device/cpu/cpu_backend.h"
+#include "tests/base/allocation_count.h"
 #include "tests/kernels/linear_cases.h"
-
-namespace {
-std::atomic<int64_t> allocations{0};
-}
-
-// Not inlined: gcc would see malloc's memory go to delete, and new's to free.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  void* memory = std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace llm_dist::kernels {
 namespace {
@@ -391,10 +374,10 @@ TEST_F(LinearTest, AllocatesNothing) {
     Matrix out(DType::kBF16, 64, 200, 200, random_);
     LinearParams params{.x = x.view, .weight = weight.weight, .bias = {}, .out = out.view};
     run(*state, params);
-    const int64_t before = allocations;
+    const int64_t before = num_allocations();
     for (int i = 0; i < 10; ++i) linear_cpu(*state, *stream_, params);
     const bool done = stream_->synchronize(Deadline::after_seconds(60)).ok();
-    EXPECT_EQ(allocations, before) << to_string(scheme);
+    EXPECT_EQ(num_allocations(), before) << to_string(scheme);
     EXPECT_TRUE(done);
   }
 }

@@ -1,7 +1,8 @@
 llm_dist_test(cpu_ops_test LABEL cpu SOURCES cpu_ops_test.cpp LIBS llm_dist_kernels hwy::hwy)
 llm_dist_test(cpu_attention_test LABEL cpu SOURCES cpu_attention_test.cpp LIBS llm_dist_kernels hwy::hwy)
 llm_dist_test(cpu_sample_test LABEL cpu SOURCES cpu_sample_rules_test.cpp cpu_sample_test.cpp LIBS llm_dist_kernels hwy::hwy)
-llm_dist_test(cpu_ops_allocation_test LABEL cpu SOURCES cpu_ops_allocation_test.cpp LIBS llm_dist_kernels hwy::hwy)
+llm_dist_test(cpu_ops_allocation_test LABEL cpu
+  SOURCES cpu_ops_allocation_test.cpp ../base/allocation_count.cpp LIBS llm_dist_kernels hwy::hwy)
 
 # Not a test: decode attention in GB/s, prompt attention in GFLOP/s, sampling in µs a row.
 add_executable(cpu_ops_bench cpu_ops_bench.cpp)

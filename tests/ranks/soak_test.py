@@ -86,7 +86,9 @@ class StartAndStop(unittest.TestCase):
                     self.assertEqual(sockets_of(folder), set(), f"cycle {cycle}")
                 took.append(time.monotonic() - begin)
             self.assertEqual(harness.shared_memory() - shm, set())
-            self.assertEqual([path for path in pathlib.Path(folder).rglob("*") if not path.is_dir()], [])
+            # The mpirun of a PMIx 5 that SIGTERM ends leaves two files of its own, whatever it started.
+            left = [path for path in pathlib.Path(folder).rglob("*") if not path.is_dir()]
+            self.assertEqual([path for path in left if not path.name.startswith("pmix-gds-shmem.")], [])
             print(f"  {NUM_CYCLES} cycles, {statistics.median(took):.2f} s each, at most {max(took):.2f} s")
 
     def test_two_side_by_side(self):

@@ -1,25 +1,10 @@
 // Decode steady state: schedule(), encode() and retire() allocate nothing, and take microseconds.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <new>
 
 #include "src/sched/scheduler.h"
-
-namespace {
-std::atomic<int64_t> num_allocations{0};
-}
-
-// Not inlined: the compiler would see malloc() meet operator delete.
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++num_allocations;
-  if (void* memory = std::malloc(size)) return memory;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#include "tests/base/allocation_count.h"
 
 namespace llm_dist::sched {
 namespace {
@@ -67,12 +52,12 @@ TEST_P(SteadyState, DecodeAllocatesNothing) {
   ASSERT_EQ(scheduler.stats().num_running, kNumSequences);
 
   constexpr int kNumSteps = 1000;
-  const int64_t allocations_before = num_allocations;
+  const int64_t allocations_before = num_allocations();
   num_tokens = 0;
   const int64_t begin_ns = now_ns();
   for (int i = 0; i < kNumSteps; ++i) turn();
   const double step_us = static_cast<double>(now_ns() - begin_ns) / 1e3 / kNumSteps;
-  EXPECT_EQ(num_allocations - allocations_before, 0);
+  EXPECT_EQ(num_allocations() - allocations_before, 0);
   EXPECT_EQ(num_tokens, int64_t{kNumSteps} * kNumSequences / GetParam().num_micro_batches);
   std::printf(
       "%d decodes, %d micro-batches: %.1f us a step\n", kNumSequences, GetParam().num_micro_batches, step_us);
