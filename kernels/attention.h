@@ -39,7 +39,8 @@ struct AttentionPlanParams {
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t block_size = 0;
-  DType dtype = DType::kF32;  // of queries and cache
+  DType dtype = DType::kF32;     // of queries
+  DType kv_dtype = DType::kF32;  // of the cache
 };
 
 }  // namespace llm_dist::kernels

@@ -49,6 +49,14 @@ Result<DType> parse_dtype(const std::string& flag, const std::string& name) {
 
 namespace {
 
+Result<DType> parse_kv_dtype(const std::string& name) {
+  if (name == "fp8" || name == "fp8_e4m3") return DType::kF8E4M3;
+  auto dtype = parse_dtype("--kv-cache-dtype", name);
+  if (dtype.ok()) return dtype;
+  return invalid_argument(
+      format("--kv-cache-dtype {} is not one of auto, fp8, bfloat16, float16, float32", name));
+}
+
 void add_device_flag(CLI::App& app, ModelFlags& flags) {
   app.add_option("--device", flags.device, "auto, cpu, cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
@@ -157,7 +165,7 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
       ->check(CLI::NonNegativeNumber);
   group
       ->add_option(
-          "--kv-cache-dtype", memory.kv_cache_dtype, "auto (as activations), bfloat16, float16, float32")
+          "--kv-cache-dtype", memory.kv_cache_dtype, "auto (as activations), fp8, bfloat16, float16, float32")
       ->capture_default_str();
   group->add_option("--block-size", memory.block_size, "Tokens of a KV block")
       ->check(CLI::PositiveNumber)
@@ -278,7 +286,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   }
   options.kv_dtype = options.dtype;
   if (flags.memory.kv_cache_dtype != "auto") {
-    ASSIGN_OR_RETURN(options.kv_dtype, parse_dtype("--kv-cache-dtype", flags.memory.kv_cache_dtype));
+    ASSIGN_OR_RETURN(options.kv_dtype, parse_kv_dtype(flags.memory.kv_cache_dtype));
   }
   if (flags.model.quantization == "fp8") options.quantization = WeightScheme::kF8E4M3;
   // Made-up weights are dense until they are loaded.

@@ -145,9 +145,10 @@ Status RankProcess::prepare(const EngineFlags& flags) {
                    checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
   ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
   const engine::EngineOptions& options = resolved_.engine;
-  if (device_.device.type == DeviceType::kCuda && options.kv_dtype != options.dtype)
+  if (device_.device.type == DeviceType::kCuda && options.kv_dtype != options.dtype &&
+      options.kv_dtype != DType::kF8E4M3)
     return invalid_argument(
-        format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those",
+        format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those, or in fp8",
                flags.memory.kv_cache_dtype,
                options.dtype));
   // A replay would hide its ops.

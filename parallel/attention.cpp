@@ -46,7 +46,8 @@ void HeadParallelAttention::plan(const StepView& step) const {
                                 .num_kv_heads = static_cast<int32_t>(heads_.kv.count),
                                 .head_dim = static_cast<int32_t>(head_dim_),
                                 .block_size = static_cast<int32_t>(cache.dim(2)),
-                                .dtype = cache.dtype});
+                                .dtype = context_.dtype,
+                                .kv_dtype = cache.dtype});
 }
 
 Tensor HeadParallelAttention::forward(const Tensor& qkv, const StepView& step) const {

@@ -28,8 +28,8 @@ namespace llm_dist::kernels {
 
 inline constexpr int64_t kTileRows = 32;
 inline constexpr int64_t kTileKeys = 64;
-// From this many rows on, 16-bit keys and values are converted to float once rather than for each register
-// block.
+// From this many rows on, keys and values that are no floats are converted to float once rather than for each
+// register block.
 inline constexpr int64_t kStagedRows = 9;
 
 struct AttentionWork {
@@ -337,6 +337,7 @@ void attend_any(const AttentionWork& work, const AttentionTask& task) {
   switch (work.k_cache.dtype) {
     case DType::kF32: return attend<float>(work, task);
     case DType::kBF16: return attend<BFloat16>(work, task);
+    case DType::kF8E4M3: return attend<Float8E4M3>(work, task);
     default: return attend<Float16>(work, task);
   }
 }

@@ -28,7 +28,7 @@ struct KvView {
 
 inline KvView kv_view(const Tensor& cache) {
   CHECK_EQ(int{cache.rank}, 4);
-  CHECK(is_activation(cache.dtype), "a KV cache in {}", cache.dtype);
+  CHECK(is_activation(cache.dtype) || cache.dtype == DType::kF8E4M3, "a KV cache in {}", cache.dtype);
   CHECK(cache.stride(3) == 1 && (cache.dim(2) == 1 || cache.stride(2) == cache.dim(3)),
         "blocks of {} are not contiguous",
         cache.to_string());

@@ -106,6 +106,7 @@ void rope_rows_of(const RopeWork& work, int64_t begin, int64_t end) {
   switch (work.k_cache.dtype) {
     case DType::kF32: return rope_rows<T, float>(work, begin, end);
     case DType::kBF16: return rope_rows<T, BFloat16>(work, begin, end);
+    case DType::kF8E4M3: return rope_rows<T, Float8E4M3>(work, begin, end);
     default: return rope_rows<T, Float16>(work, begin, end);
   }
 }

@@ -36,6 +36,15 @@ HWY_INLINE FloatVec load_floats(const Float16* from) {
   const hn::Rebind<hwy::float16_t, FloatTag> half;
   return hn::PromoteTo(FloatTag(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(from)));
 }
+// Exactly, but for NaN, which becomes 480: as a float with those bits a code is 2¹²⁰ times too small.
+HWY_INLINE FloatVec load_floats(const Float8E4M3* from) {
+  const hn::Rebind<uint8_t, FloatTag> byte;
+  const hn::Rebind<uint32_t, FloatTag> full;
+  const auto code = hn::PromoteTo(full, hn::LoadU(byte, reinterpret_cast<const uint8_t*>(from)));
+  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(full, 0x80)));
+  const auto bits = hn::Or(sign, hn::ShiftLeft<20>(hn::And(code, hn::Set(full, 0x7f))));
+  return hn::Mul(hn::BitCast(FloatTag(), bits), hn::Set(FloatTag(), 0x1p120f));
+}
 
 HWY_INLINE void store_floats(FloatVec value, float* to) { hn::StoreU(value, FloatTag(), to); }
 // Round to nearest even; NaN stays NaN.
@@ -53,6 +62,26 @@ HWY_INLINE void store_floats(FloatVec value, BFloat16* to) {
 HWY_INLINE void store_floats(FloatVec value, Float16* to) {
   const hn::Rebind<hwy::float16_t, FloatTag> half;
   hn::StoreU(hn::DemoteTo(half, value), half, reinterpret_cast<hwy::float16_t*>(to));
+}
+// As to_f8e4m3() does.
+HWY_INLINE void store_floats(FloatVec value, Float8E4M3* to) {
+  const hn::Rebind<uint8_t, FloatTag> byte;
+  const hn::Rebind<uint32_t, FloatTag> full;
+  const auto bits = hn::BitCast(full, value);
+  const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(full, 0x80));
+  const FloatVec bounded = hn::Min(hn::Abs(value), hn::Set(FloatTag(), kLargestF8E4M3));
+  const auto magnitude = hn::BitCast(full, bounded);
+  const auto odd = hn::And(hn::ShiftRight<20>(magnitude), hn::Set(full, 1));
+  const auto rounded = hn::ShiftRight<20>(hn::Add(magnitude, hn::Add(odd, hn::Set(full, 0x7ffff))));
+  const auto normal = hn::Sub(rounded, hn::Set(full, 120u << 3));
+  // The last bit of 2¹⁴ is the step of subnormal numbers, 2⁻⁹.
+  const FloatVec align = hn::Set(FloatTag(), 0x1p14f);
+  const auto subnormal = hn::Sub(hn::BitCast(full, hn::Add(bounded, align)), hn::BitCast(full, align));
+  const auto is_small = hn::RebindMask(full, hn::Lt(bounded, hn::Set(FloatTag(), 0x1p-6f)));
+  const auto code = hn::IfThenElse(is_small, subnormal, normal);
+  const auto is_nan = hn::RebindMask(full, hn::IsNaN(value));
+  const auto known = hn::IfThenElse(is_nan, hn::Set(full, 0x7f), code);
+  hn::StoreU(hn::TruncateTo(byte, hn::Or(sign, known)), byte, reinterpret_cast<uint8_t*>(to));
 }
 
 // The first `count` < kLanes elements; the other lanes are 0, or are not stored.

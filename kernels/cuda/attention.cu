@@ -331,7 +331,10 @@ void check_attention(const AttentionParams& params) {
             k.stride(1) % kVecWidth == 0,
         "KV cache {} is not aligned",
         k.to_string());
-  CHECK(k.dtype == params.q.dtype, "attention of {} over a cache in {}", params.q.dtype, k.dtype);
+  CHECK(k.dtype == params.q.dtype || k.dtype == DType::kF8E4M3,
+        "attention of {} over a cache in {}",
+        params.q.dtype,
+        k.dtype);
   CHECK_EQ(params.q.dim(1), params.num_heads * k.dim(3));
   CHECK_EQ(params.out.dim(1), params.q.dim(1));
   CHECK_EQ(params.out.dim(0), params.q.dim(0));
@@ -406,7 +409,10 @@ void attention_cuda(OpState& state, device::Stream& stream, const AttentionParam
     using T = decltype(type);
     with_lanes(args.head_dim, [&](auto lanes) {
       with_group(args.group, [&](auto group) {
-        launch_attend<decltype(lanes)::value, decltype(group)::value, T, T>(args, params, cuda);
+        with_kv_type<T>(params.q.dtype, params.k_cache.dtype, [&](auto kv_type) {
+          launch_attend<decltype(lanes)::value, decltype(group)::value, T, decltype(kv_type)>(
+              args, params, cuda);
+        });
       });
     });
   });

@@ -2,7 +2,8 @@
 // of each product, queries its 8 columns, so that a decode of a few query heads wastes little. K and V go
 // from the cache to registers in 16-byte loads, without shared memory: dimensions may enter a product in any
 // order that Q follows too, and pairs of V's rows are interleaved in registers. One warp keeps an online
-// softmax of kTiles · 8 rows.
+// softmax of kTiles · 8 rows. A cache of f8_e4m3 codes is widened on its way to the products.
+#include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
@@ -15,16 +16,16 @@ namespace {
 constexpr int kThreads = kDecodeWarps * kWarpSize;
 
 // The block table's entries along a warp's rounds, one ahead, since an address has to wait for its entry.
-template <typename T, int kHeadDim>
+template <typename Kv, int kHeadDim>
 struct Pages {
-  const T* k;
-  const T* v;
+  const Kv* k;
+  const Kv* v;
   const int32_t* table;
   int block_size;
   int64_t block_stride;
 
   __device__ Pages(
-      const PagedAttentionArgs& args, const T* k_cache, const T* v_cache, int sequence, int kv_head)
+      const PagedAttentionArgs& args, const Kv* k_cache, const Kv* v_cache, int sequence, int kv_head)
       : k(k_cache + kv_head * args.head_stride),
         v(v_cache + kv_head * args.head_stride),
         table(args.block_tables + sequence * args.table_stride),
@@ -36,19 +37,36 @@ struct Pages {
   }
 };
 
-template <typename T, int kHeadDim, int kTiles>
-struct Softmax {
-  static constexpr int kChunks = kHeadDim / 32;  // of K, two products each
-  static constexpr int kHalves = kHeadDim / 64;  // of V, four products each
+// Four words from 16 bytes.
+template <int kCount>
+__device__ inline void load_words(const void* from, uint32_t (&to)[kCount], int at) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  to[at] = words.x;
+  to[at + 1] = words.y;
+  to[at + 2] = words.z;
+  to[at + 3] = words.w;
+}
 
-  uint4 q[kTiles][kChunks];
-  uint4 k_low[kChunks];      // of key g of a round
-  uint4 k_high[kChunks];     // of key g + 8
-  uint4 v_rows[kHalves][4];  // of keys 2q, 2q + 1, 2q + 8, 2q + 9
-  float out[kTiles][kHalves * 4][4];
+// Kv: T, or codes of f8_e4m3. With g = lane / 4 and c = lane % 4, a thread has a quarter of the dimensions of
+// K's keys g and g + 8, in runs of 16 bytes, and an eighth of those of V's keys 2c, 2c + 1, 2c + 8 and 2c
+// + 9.
+template <typename T, typename Kv, int kHeadDim, int kTiles>
+struct Softmax {
+  static constexpr bool kF8 = !std::is_same_v<T, Kv>;
+  static constexpr int kProducts = kHeadDim / 16;  // of a round, for the scores and for the sums
+  static constexpr int kPieces = kHeadDim / 64;    // of eight dimensions of a row's result
+  static constexpr int kRun = 16 / sizeof(Kv);     // dimensions
+  static constexpr int kKeyWords = kHeadDim / 4 * sizeof(Kv) / 4;
+  static constexpr int kValueWords = kHeadDim / 8 * sizeof(Kv) / 4;
+
+  uint32_t q[kTiles][2 * kProducts];  // in the order of K's dimensions
+  uint32_t k_low[kKeyWords];
+  uint32_t k_high[kKeyWords];
+  uint32_t v_rows[4][kValueWords];
+  float out[kTiles][kProducts][4];
   float max[kTiles][2];
   float sum[kTiles][2];    // of this thread's keys only, until finish()
-  int visible[kTiles][2];  // keys that rows 2q and 2q + 1 of a tile may see
+  int visible[kTiles][2];  // keys that rows 2c and 2c + 1 of a tile may see
 
   // first_row: of the warp, among the sequence's rows; rows past its last see nothing.
   __device__ void start(const PagedAttentionArgs& args,
@@ -61,12 +79,14 @@ struct Softmax {
     for (int t = 0; t < kTiles; ++t) {
       const int row = first_row + 8 * t + lane / 4;
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        q[t][c] = {};
-        if (row < rows.num_rows) {
-          const T* from = queries.row(rows.query_start + row / args.group) +
-                          (kv_head * args.group + row % args.group) * kHeadDim + c * 32 + lane % 4 * 8;
-          q[t][c] = *reinterpret_cast<const uint4*>(from);
+      for (uint32_t& word : q[t]) word = 0;
+      if (row < rows.num_rows) {
+        const T* from = queries.row(rows.query_start + row / args.group) +
+                        (kv_head * args.group + row % args.group) * kHeadDim;
+#pragma unroll
+        for (int i = 0; i < kProducts / 2; ++i) {
+          constexpr int kLoads = kRun / 8;  // of a run
+          load_words(from + i / kLoads * 4 * kRun + lane % 4 * kRun + i % kLoads * 8, q[t], 4 * i);
         }
       }
 #pragma unroll
@@ -77,31 +97,36 @@ struct Softmax {
         sum[t][i] = 0;
       }
 #pragma unroll
-      for (int m = 0; m < kHalves * 4; ++m) {
+      for (int m = 0; m < kProducts; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) out[t][m][i] = 0;
       }
     }
   }
 
-  __device__ void load_k(const T* at) {
+  __device__ void load_k(const Kv* at) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const T* from = at + lane / 4 * kHeadDim + lane % 4 * 8;
+    const Kv* from = at + lane / 4 * kHeadDim + lane % 4 * kRun;
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      k_low[c] = *reinterpret_cast<const uint4*>(from + c * 32);
-      k_high[c] = *reinterpret_cast<const uint4*>(from + 8 * kHeadDim + c * 32);
+    for (int i = 0; i < kKeyWords / 4; ++i) {
+      load_words(from + i * 4 * kRun, k_low, 4 * i);
+      load_words(from + 8 * kHeadDim + i * 4 * kRun, k_high, 4 * i);
     }
   }
-  __device__ void load_v(const T* at) {
+  __device__ void load_v(const Kv* at) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const T* from = at + 2 * (lane % 4) * kHeadDim + lane / 4 * 8;
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      v_rows[h][0] = *reinterpret_cast<const uint4*>(from + h * 64);
-      v_rows[h][1] = *reinterpret_cast<const uint4*>(from + h * 64 + kHeadDim);
-      v_rows[h][2] = *reinterpret_cast<const uint4*>(from + h * 64 + 8 * kHeadDim);
-      v_rows[h][3] = *reinterpret_cast<const uint4*>(from + h * 64 + 9 * kHeadDim);
+    for (int r = 0; r < 4; ++r) {
+      const Kv* from = at + (2 * (lane % 4) + r % 2 + r / 2 * 8) * kHeadDim;
+      if constexpr (kValueWords == 2) {
+        const uint2 words = *reinterpret_cast<const uint2*>(from + lane / 4 * 8);
+        v_rows[r][0] = words.x;
+        v_rows[r][1] = words.y;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kValueWords / 4; ++i)
+          load_words(from + i * 8 * kRun + lane / 4 * kRun, v_rows[r], 4 * i);
+      }
     }
   }
   // Keys from `context` on were left by others and may hold anything: a weight of zero does not silence a
@@ -112,42 +137,51 @@ struct Softmax {
     for (int r = 0; r < 4; ++r) {
       if (first + r % 2 + r / 2 * 8 < context) continue;
 #pragma unroll
-      for (int h = 0; h < kHalves; ++h) v_rows[h][r] = {};
+      for (uint32_t& word : v_rows[r]) word = 0;
     }
+  }
+
+  // The m-th pair of elements of a thread's words.
+  template <int kCount>
+  __device__ static uint32_t pair_of(const uint32_t (&words)[kCount], int m) {
+    if constexpr (!kF8) return words[m];
+    return m % 2 == 0 ? widen_pair<0>(T(), words[m / 2]) : widen_pair<1>(T(), words[m / 2]);
+  }
+  // The place of the eight dimensions that `out` has from product 4 h on, among the pieces of a row.
+  __device__ static int piece_of(int h) {
+    const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
+    return kF8 ? g * kPieces + h : h * 8 + g;
   }
 
   __device__ void score_keys(float (&scores)[kTiles][4]) const {
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      scores[t][0] = scores[t][1] = scores[t][2] = scores[t][3] = 0;
+    for (int t = 0; t < kTiles; ++t) scores[t][0] = scores[t][1] = scores[t][2] = scores[t][3] = 0;
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const uint4& a = k_low[c];
-        const uint4& b = k_high[c];
-        mma_16x8x16(T(), scores[t], a.x, b.x, a.y, b.y, q[t][c].x, q[t][c].y);
-        mma_16x8x16(T(), scores[t], a.z, b.z, a.w, b.w, q[t][c].z, q[t][c].w);
-      }
+    for (int p = 0; p < kProducts; ++p) {
+      const uint32_t a0 = pair_of(k_low, 2 * p);
+      const uint32_t a1 = pair_of(k_high, 2 * p);
+      const uint32_t a2 = pair_of(k_low, 2 * p + 1);
+      const uint32_t a3 = pair_of(k_high, 2 * p + 1);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+        mma_16x8x16(T(), scores[t], a0, a1, a2, a3, q[t][2 * p], q[t][2 * p + 1]);
     }
   }
 
   __device__ void add_values(const uint32_t (&weights)[kTiles][2]) {
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const uint32_t* r0 = reinterpret_cast<const uint32_t*>(&v_rows[h][0]);
-      const uint32_t* r1 = reinterpret_cast<const uint32_t*>(&v_rows[h][1]);
-      const uint32_t* r2 = reinterpret_cast<const uint32_t*>(&v_rows[h][2]);
-      const uint32_t* r3 = reinterpret_cast<const uint32_t*>(&v_rows[h][3]);
+    for (int m = 0; m < kProducts; ++m) {
+      const uint32_t r0 = pair_of(v_rows[0], m);
+      const uint32_t r1 = pair_of(v_rows[1], m);
+      const uint32_t r2 = pair_of(v_rows[2], m);
+      const uint32_t r3 = pair_of(v_rows[3], m);
+      const uint32_t a0 = __byte_perm(r0, r1, 0x5410);
+      const uint32_t a1 = __byte_perm(r0, r1, 0x7632);
+      const uint32_t a2 = __byte_perm(r2, r3, 0x5410);
+      const uint32_t a3 = __byte_perm(r2, r3, 0x7632);
 #pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const uint32_t a0 = __byte_perm(r0[m], r1[m], 0x5410);
-        const uint32_t a1 = __byte_perm(r0[m], r1[m], 0x7632);
-        const uint32_t a2 = __byte_perm(r2[m], r3[m], 0x5410);
-        const uint32_t a3 = __byte_perm(r2[m], r3[m], 0x7632);
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          mma_16x8x16(T(), out[t][h * 4 + m], a0, a1, a2, a3, weights[t][0], weights[t][1]);
-        }
-      }
+      for (int t = 0; t < kTiles; ++t)
+        mma_16x8x16(T(), out[t][m], a0, a1, a2, a3, weights[t][0], weights[t][1]);
     }
   }
 
@@ -171,7 +205,7 @@ struct Softmax {
       sum[t][i] = sum[t][i] * rescale + score[i] + score[2 + i];
       if (!__any_sync(0xffffffffu, rescale != 1.0f)) continue;  // the rule behind the first keys
 #pragma unroll
-      for (int m = 0; m < kHalves * 4; ++m) {
+      for (int m = 0; m < kProducts; ++m) {
         out[t][m][i] *= rescale;
         out[t][m][2 + i] *= rescale;
       }
@@ -180,7 +214,7 @@ struct Softmax {
     weight[1] = transpose_8x8(pack_pair(T(), score[2], score[3]));
   }
 
-  __device__ void load_round(const Pages<T, kHeadDim>& pages, int first) {
+  __device__ void load_round(const Pages<Kv, kHeadDim>& pages, int first) {
     const int64_t at = pages.offset(pages.block_of(first), first);
     load_k(pages.k + at);
     load_v(pages.v + at);
@@ -189,7 +223,7 @@ struct Softmax {
   // Rounds of this warp: keys first, first + stride, … below end; the first round is loaded. The next round's
   // K is on its way while this one's weights are worked out, its V while the next scores are.
   __device__ void run(
-      const Pages<T, kHeadDim>& pages, int first, int end, int stride, int context, float scale) {
+      const Pages<Kv, kHeadDim>& pages, int first, int end, int stride, int context, float scale) {
     if (first >= end) return;
     int64_t at = 0;
     int block = first + stride < end ? pages.block_of(first + stride) : 0;
@@ -226,7 +260,7 @@ struct Softmax {
     }
   }
 
-  // The eight dimensions of row 2q + i of tile t, half h, that this thread holds: h · 64 + g · 8 ….
+  // The eight dimensions of row 2c + i of tile t that stand at piece_of(h).
   __device__ void dims(int t, int i, int h, float (&values)[8]) const {
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
@@ -322,9 +356,9 @@ __device__ inline void merge_block(int pieces, int count, Load&& load, Take&& ta
 
 // Grid: decode items × kv heads. The warps of a block take its keys in turns and put their results into
 // shared memory, where pieces of them are merged; the last block of a sequence's shares merges those.
-template <typename T, int kHeadDim, int kTiles>
+template <typename T, typename Kv, int kHeadDim, int kTiles>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
-    PagedAttentionArgs args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
+    PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
   constexpr int kPieces = kHeadDim / 8;  // of a row
   constexpr int kWidth = kHeadDim + 2;
   extern __shared__ float4 piece_memory[];
@@ -339,8 +373,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const AttentionRows rows{
       item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
-  Softmax<T, kHeadDim, kTiles> softmax;
-  const Pages<T, kHeadDim> pages(args, k_cache, v_cache, item.sequence, kv_head);
+  Softmax<T, Kv, kHeadDim, kTiles> softmax;
+  const Pages<Kv, kHeadDim> pages(args, k_cache, v_cache, item.sequence, kv_head);
   const int first = item.begin + warp * kDecodeKeys;
   const bool older = first + kDecodeKeys <= item.context - item.num_queries;
   if (older && first < item.end) softmax.load_round(pages, first);
@@ -361,7 +395,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
       if (row >= rows.num_rows) continue;
 #pragma unroll
       for (int h = 0; h < kHeadDim / 64; ++h) {
-        float* to = results + (warp * pieces + row * kPieces + h * 8 + lane / 4) * kPieceFloats;
+        float* to = results + (warp * pieces + row * kPieces + softmax.piece_of(h)) * kPieceFloats;
         float values[8];
         softmax.dims(t, i, h, values);
         auto* parts = reinterpret_cast<float4*>(to);
@@ -422,14 +456,14 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   merge_block(pieces, item.num_splits, share_of, write_out);
 }
 
-template <typename T, int kHeadDim>
+template <typename T, typename Kv, int kHeadDim>
 cudaError_t launch(const PagedAttentionArgs& args,
                    const AttentionParams& params,
                    const HopperPrompts& hopper,
                    cudaStream_t stream) {
   const auto kv_heads = static_cast<unsigned>(args.num_kv_heads);
-  const auto* k = static_cast<const T*>(params.k_cache.data);
-  const auto* v = static_cast<const T*>(params.v_cache.data);
+  const auto* k = static_cast<const Kv*>(params.k_cache.data);
+  const auto* v = static_cast<const Kv*>(params.v_cache.data);
   const auto q = rows_as<const T>(params.q);
   const auto out = rows_as<T>(params.out);
   const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
@@ -444,13 +478,13 @@ cudaError_t launch(const PagedAttentionArgs& args,
     (void)launch_overlapped(kernel, how, args, q, k, v, out);
   };
   if (args.plan.decode_rows == 8) {
-    decode(attend_decodes<T, kHeadDim, 1>, 1);
+    decode(attend_decodes<T, Kv, kHeadDim, 1>, 1);
   } else {
-    decode(attend_decodes<T, kHeadDim, 2>, 2);
+    decode(attend_decodes<T, Kv, kHeadDim, 2>, 2);
   }
   if (args.plan.num_prompt > 0) {
     if (args.plan.prompt_rows == kHopperPromptRows) return hopper.launch<T, kHeadDim>(args, params, stream);
-    launch_attend_prompts<T, kHeadDim>(args, q, k, v, out, stream);
+    launch_attend_prompts<T, Kv, kHeadDim>(args, q, k, v, out, stream);
   }
   return cudaGetLastError();
 }
@@ -481,8 +515,13 @@ cudaError_t attention_tensor_cores(const AttentionPlan& plan,
                                 .plan = plan};
   auto with_head_dim = [&](auto type) {
     using T = decltype(type);
-    if (params.k_cache.dim(3) == 64) return launch<T, 64>(args, params, hopper, stream);
-    return launch<T, 128>(args, params, hopper, stream);
+    cudaError_t error = cudaSuccess;
+    with_kv_type<T>(params.q.dtype, params.k_cache.dtype, [&](auto kv_type) {
+      using Kv = decltype(kv_type);
+      error = params.k_cache.dim(3) == 64 ? launch<T, Kv, 64>(args, params, hopper, stream)
+                                          : launch<T, Kv, 128>(args, params, hopper, stream);
+    });
+    return error;
   };
   if (params.q.dtype == DType::kBF16) return with_head_dim(__nv_bfloat16{});
   return with_head_dim(__half{});

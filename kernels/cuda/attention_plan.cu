@@ -34,7 +34,7 @@ int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t gro
 // Whose keys and values of the longest context L2 holds, with room for what passes through.
 int heads_in_cache(const AttentionPlanParams& params) {
   constexpr int64_t kCacheBytes = int64_t{16} << 20;
-  const int64_t bytes_of_head = 2 * params.max_context_len * params.head_dim * dtype_bytes(params.dtype);
+  const int64_t bytes_of_head = 2 * params.max_context_len * params.head_dim * dtype_bytes(params.kv_dtype);
   return static_cast<int>(
       std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, bytes_of_head), 1, params.num_kv_heads));
 }
@@ -152,7 +152,9 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
                      .num_tokens = params.num_tokens,
                      .num_kv_heads = params.num_kv_heads};
   const int64_t group = params.num_heads / std::max(1, params.num_kv_heads);
-  plan.tensor_cores = (params.dtype == DType::kBF16 || params.dtype == DType::kF16) &&
+  const bool f8 = params.kv_dtype == DType::kF8E4M3;
+  plan.tensor_cores = (f8 || params.kv_dtype == params.dtype) &&
+                      (params.dtype == DType::kBF16 || params.dtype == DType::kF16) &&
                       (params.head_dim == 64 || params.head_dim == 128) && params.block_size % 16 == 0 &&
                       group >= 1 && group <= kMaxDecodeRows && params.num_sequences > 0;
   if (!plan.tensor_cores) return plan;
@@ -164,7 +166,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
         options.max_tokens);
   plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
   plan.prompt_heads = heads_in_cache(params);
-  plan.prompt_rows = hopper ? kHopperPromptRows : kPromptRows;
+  plan.prompt_rows = hopper && !f8 ? kHopperPromptRows : kPromptRows;
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
     plan.num_prompt = most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows);

@@ -2,6 +2,7 @@
 // kPromptRows rows of one kv head's group and walks along the keys that its last row sees, a tile at a time
 // through shared memory: the next tile is on its way while one is worked on. Each warp keeps the online
 // softmax of rows of its own in registers.
+#include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/tiles.cuh"
 #include "kernels/cuda/paged_attention.h"
@@ -25,7 +26,21 @@ struct Tiles {
   uint4 v[2][kKeys * kPieces];
 };
 
-template <typename T, int kHeadDim>
+// Eight elements of a cache to shared memory: asynchronously as they are, or widened from codes.
+template <typename T>
+__device__ inline void bring_piece(uint4* to, const T* from, bool there) {
+  copy_async(to, from, there);
+}
+template <typename T>
+__device__ inline void bring_piece(uint4* to, const __nv_fp8_e4m3* from, bool there) {
+  const uint2 codes = there ? *reinterpret_cast<const uint2*>(from) : uint2{};
+  *to = {widen_pair<0>(T(), codes.x),
+         widen_pair<1>(T(), codes.x),
+         widen_pair<0>(T(), codes.y),
+         widen_pair<1>(T(), codes.y)};
+}
+
+template <typename T, typename Kv, int kHeadDim>
 struct PromptBlock {
   static constexpr int kPieces = Tiles<kHeadDim>::kPieces;
 
@@ -94,7 +109,7 @@ struct PromptBlock {
   }
 
   // Keys from `end` on are zeros: others left them, and a weight of zero does not silence a NaN.
-  __device__ void load_keys(int stage, int first_key, int end, const T* k_cache, const T* v_cache) {
+  __device__ void load_keys(int stage, int first_key, int end, const Kv* k_cache, const Kv* v_cache) {
     constexpr int kEach = kPageKeys * kPieces / kThreads;
     static_assert(kEach * kThreads == kPageKeys * kPieces);
     const int32_t* table = args.block_tables + rows.sequence * args.table_stride;
@@ -112,8 +127,8 @@ struct PromptBlock {
         const bool there = page_key + row < end;
         const int64_t from = base + (any ? piece * 8 : 0);
         const int to = tile_index<kPieces>(page * kPageKeys + row, piece % kPieces);
-        copy_async(&tiles.k[stage][to], k_cache + from, there);
-        copy_async(&tiles.v[stage][to], v_cache + from, there);
+        bring_piece<T>(&tiles.k[stage][to], k_cache + from, there);
+        bring_piece<T>(&tiles.v[stage][to], v_cache + from, there);
       }
     }
   }
@@ -262,13 +277,13 @@ struct PromptBlock {
 };
 
 // Grid: prompt items × kv heads.
-template <typename T, int kHeadDim>
+template <typename T, typename Kv, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 2) attend_prompts(
-    PagedAttentionArgs args, RowView<const T> queries, const T* k_cache, const T* v_cache, RowView<T> out) {
+    PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
   extern __shared__ uint4 shared[];
   const PromptItem item = args.plan.prompt[blockIdx.x];
   if (item.sequence < 0) return;
-  PromptBlock<T, kHeadDim> block(args, *reinterpret_cast<Tiles<kHeadDim>*>(shared), item);
+  PromptBlock<T, Kv, kHeadDim> block(args, *reinterpret_cast<Tiles<kHeadDim>*>(shared), item);
   const int end = block.keys_of(block.first_row, kPromptRows);
   const int warp_first = block.first_row + block.warp_row;
   const int warp_end = block.keys_of(warp_first, kWarpRows);
@@ -289,43 +304,31 @@ __global__ void __launch_bounds__(kThreads, 2) attend_prompts(
 
 }  // namespace
 
-template <typename T, int kHeadDim>
+template <typename T, typename Kv, int kHeadDim>
 void launch_attend_prompts(const PagedAttentionArgs& args,
                            RowView<const T> queries,
-                           const T* k_cache,
-                           const T* v_cache,
+                           const Kv* k_cache,
+                           const Kv* v_cache,
                            RowView<T> out,
                            cudaStream_t stream) {
   constexpr int kBytes = sizeof(Tiles<kHeadDim>);
-  (void)cudaFuncSetAttribute(
-      attend_prompts<T, kHeadDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  auto* kernel = attend_prompts<T, Kv, kHeadDim>;
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   const dim3 grid(static_cast<unsigned>(args.plan.num_prompt), static_cast<unsigned>(args.num_kv_heads));
-  attend_prompts<T, kHeadDim><<<grid, kThreads, kBytes, stream>>>(args, queries, k_cache, v_cache, out);
+  kernel<<<grid, kThreads, kBytes, stream>>>(args, queries, k_cache, v_cache, out);
 }
 
-template void launch_attend_prompts<__nv_bfloat16, 64>(const PagedAttentionArgs&,
-                                                       RowView<const __nv_bfloat16>,
-                                                       const __nv_bfloat16*,
-                                                       const __nv_bfloat16*,
-                                                       RowView<__nv_bfloat16>,
-                                                       cudaStream_t);
-template void launch_attend_prompts<__nv_bfloat16, 128>(const PagedAttentionArgs&,
-                                                        RowView<const __nv_bfloat16>,
-                                                        const __nv_bfloat16*,
-                                                        const __nv_bfloat16*,
-                                                        RowView<__nv_bfloat16>,
-                                                        cudaStream_t);
-template void launch_attend_prompts<__half, 64>(const PagedAttentionArgs&,
-                                                RowView<const __half>,
-                                                const __half*,
-                                                const __half*,
-                                                RowView<__half>,
-                                                cudaStream_t);
-template void launch_attend_prompts<__half, 128>(const PagedAttentionArgs&,
-                                                 RowView<const __half>,
-                                                 const __half*,
-                                                 const __half*,
-                                                 RowView<__half>,
-                                                 cudaStream_t);
+#define LLM_DIST_LAUNCH_ATTEND_PROMPTS(T, Kv, head_dim) \
+  template void launch_attend_prompts<T, Kv, head_dim>( \
+      const PagedAttentionArgs&, RowView<const T>, const Kv*, const Kv*, RowView<T>, cudaStream_t);
+#define LLM_DIST_LAUNCH_ATTEND_PROMPTS_OF(T)           \
+  LLM_DIST_LAUNCH_ATTEND_PROMPTS(T, T, 64)             \
+  LLM_DIST_LAUNCH_ATTEND_PROMPTS(T, T, 128)            \
+  LLM_DIST_LAUNCH_ATTEND_PROMPTS(T, __nv_fp8_e4m3, 64) \
+  LLM_DIST_LAUNCH_ATTEND_PROMPTS(T, __nv_fp8_e4m3, 128)
+LLM_DIST_LAUNCH_ATTEND_PROMPTS_OF(__nv_bfloat16)
+LLM_DIST_LAUNCH_ATTEND_PROMPTS_OF(__half)
+#undef LLM_DIST_LAUNCH_ATTEND_PROMPTS_OF
+#undef LLM_DIST_LAUNCH_ATTEND_PROMPTS
 
 }  // namespace llm_dist::kernels

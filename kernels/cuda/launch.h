@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -65,6 +66,14 @@ void with_activation_type(DType dtype, Run&& run) {
     case DType::kF16: return run(__half{});
     default: CHECK(false, "activations in {}", dtype);
   }
+}
+
+// Calls run(Kv{}) with the element type of a KV cache beside activations of T.
+template <typename T, typename Run>
+void with_kv_type(DType activations, DType cache, Run&& run) {
+  if (cache == DType::kF8E4M3) return run(__nv_fp8_e4m3{});
+  CHECK_EQ(cache, activations);
+  run(T{});
 }
 
 // Calls run with the access width as a type whose value is kVecWidth or 1.

@@ -39,12 +39,12 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
-// The plan's prompt items. T: bf16 or f16; kHeadDim: 64 or 128.
-template <typename T, int kHeadDim>
+// The plan's prompt items. T: bf16 or f16; Kv: T or f8_e4m3; kHeadDim: 64 or 128.
+template <typename T, typename Kv, int kHeadDim>
 void launch_attend_prompts(const PagedAttentionArgs& args,
                            RowView<const T> queries,
-                           const T* k_cache,
-                           const T* v_cache,
+                           const Kv* k_cache,
+                           const Kv* v_cache,
                            RowView<T> out,
                            cudaStream_t stream);
 

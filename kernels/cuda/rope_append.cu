@@ -66,9 +66,9 @@ __global__ void rope_append(RowView<T> qkv, RopeTokens tokens, CacheShape shape,
 constexpr int kVectorThreads = 128;
 
 // Grid: tokens × blocks of threads over (head, piece).
-template <typename T>
+template <typename T, typename Kv>
 __global__ void __launch_bounds__(kVectorThreads)
-    rope_append_vectors(RowView<T> qkv, RopeTokens tokens, CacheShape shape, T* k_cache, T* v_cache) {
+    rope_append_vectors(RowView<T> qkv, RopeTokens tokens, CacheShape shape, Kv* k_cache, Kv* v_cache) {
   const int64_t token = blockIdx.x;
   const int32_t slot = tokens.slots[token];
   const int half = shape.head_dim / 2;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kVectorThreads)
   const int64_t cache_at = slot / shape.block_size * shape.block_stride +
                            static_cast<int64_t>(slot % shape.block_size) * shape.head_dim + i;
   if (!rotates) {
-    T* to = v_cache + cache_at + (kv_head - tokens.num_kv_heads) * shape.head_stride;
+    Kv* to = v_cache + cache_at + (kv_head - tokens.num_kv_heads) * shape.head_stride;
     store_vec<kVecWidth>(a, to);
     store_vec<kVecWidth>(b, to + half);
     return;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kVectorThreads)
   store_vec<kVecWidth>(a, x);
   store_vec<kVecWidth>(b, x + half);
   if (kv_head < 0) return;
-  T* to = k_cache + cache_at + kv_head * shape.head_stride;
+  Kv* to = k_cache + cache_at + kv_head * shape.head_stride;
   store_vec<kVecWidth>(a, to);
   store_vec<kVecWidth>(b, to + half);
 }
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(kVectorThreads)
 bool takes_vectors(const RopeAppendParams& params) {
   const Tensor& k = params.k_cache;
   auto is_aligned = [](const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0; };
-  return params.qkv.dtype == k.dtype && k.dim(3) % (2 * kVecWidth) == 0 && is_vectorizable(params.qkv) &&
-         is_aligned(k) && is_aligned(params.v_cache) && is_aligned(params.cos_sin) &&
-         k.stride(0) % kVecWidth == 0 && k.stride(1) % kVecWidth == 0 && params.cos_sin.stride(0) % 4 == 0;
+  return k.dim(3) % (2 * kVecWidth) == 0 && is_vectorizable(params.qkv) && is_aligned(k) &&
+         is_aligned(params.v_cache) && is_aligned(params.cos_sin) && k.stride(0) % kVecWidth == 0 &&
+         k.stride(1) % kVecWidth == 0 && params.cos_sin.stride(0) % 4 == 0;
 }
 
 CacheShape cache_shape(const Tensor& cache) {
@@ -162,22 +162,25 @@ void rope_append_cuda(OpState&, device::Stream& stream, const RopeAppendParams& 
     const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(ceil_div(pieces, kVectorThreads)));
     with_activation_type(params.qkv.dtype, [&](auto type) {
       using T = decltype(type);
-      launch_overlapped(rope_append_vectors<T>,
-                        grid,
-                        kVectorThreads,
-                        cuda.handle(),
-                        rows_as<T>(params.qkv),
-                        tokens,
-                        shape,
-                        static_cast<T*>(params.k_cache.data),
-                        static_cast<T*>(params.v_cache.data));
+      with_kv_type<T>(params.qkv.dtype, params.k_cache.dtype, [&](auto kv_type) {
+        using Kv = decltype(kv_type);
+        launch_overlapped(rope_append_vectors<T, Kv>,
+                          grid,
+                          kVectorThreads,
+                          cuda.handle(),
+                          rows_as<T>(params.qkv),
+                          tokens,
+                          shape,
+                          static_cast<Kv*>(params.k_cache.data),
+                          static_cast<Kv*>(params.v_cache.data));
+      });
     });
     return cuda.check(cudaGetLastError(), "rope_append");
   }
   const int threads = threads_for((params.num_heads + params.num_kv_heads) * shape.head_dim / 2, 256);
   with_activation_type(params.qkv.dtype, [&](auto type) {
     using T = decltype(type);
-    with_activation_type(params.k_cache.dtype, [&](auto kv_type) {
+    with_kv_type<T>(params.qkv.dtype, params.k_cache.dtype, [&](auto kv_type) {
       using Kv = decltype(kv_type);
       rope_append<T, Kv>
           <<<static_cast<unsigned>(n), threads, 0, cuda.handle()>>>(rows_as<T>(params.qkv),

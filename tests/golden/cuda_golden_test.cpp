@@ -142,6 +142,20 @@ TEST_P(CudaGolden, F8Weights) {
   }
 }
 
+TEST_P(CudaGolden, F8Cache) {
+  GoldenCase golden = load_golden(GetParam());
+  for (const parallel::Layout& layout : layouts()) {
+    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
+      EngineOptions options = golden_options(layout, dtype);
+      options.kv_dtype = DType::kF8E4M3;
+      options.graph_sizes = {1, 2, 4, 8};
+      compare(golden, options, kToleranceF8);
+    }
+  }
+}
+
 class OpNames : public kernels::OpObserver {
  public:
   void before(const kernels::OpCall& call, device::Stream&) override { names.insert(call.name); }

@@ -167,6 +167,28 @@ TEST_P(Golden, LayoutsAgreeOnF8Weights) {
   }
 }
 
+// Keys and values with 4 significant bits.
+TEST_P(Golden, EveryLayoutOverAnF8Cache) {
+  GoldenCase golden = load_golden(GetParam());
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const parallel::Layout& layout :
+         {parallel::Layout{}, {.tp = 2}, {.tp = 3}, {.tp = 2, .pp = 2, .sequence_parallel = true}}) {
+      SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
+      EngineOptions options = golden_options(layout, dtype);
+      options.kv_dtype = DType::kF8E4M3;
+      Comparison got = compare(golden, {.options = options});
+      EXPECT_EQ(got.different_tokens, 0);
+      EXPECT_LE(got.logits_error, kToleranceF8);
+      if (layout.world_size() > 1) continue;
+      EXPECT_GE(got.logits_error, 10 * kToleranceF32) << "nothing was rounded";
+      std::printf("f8 cache, activations in %s: error of a logit %.3f at worst, %.4f on average\n",
+                  std::string(to_string(dtype)).c_str(),
+                  got.logits_error,
+                  got.mean_error);
+    }
+  }
+}
+
 // Three bugs that a port of a model is prone to, each put in on purpose.
 
 void attention_without_scale(kernels::OpState& state,

@@ -135,7 +135,7 @@ const std::vector<Sequence> kMixed = {{1, 1}, {1, 70}, {0, 0}, {37, 37}, {5, 130
 
 TEST_P(CpuAttentionTest, MixedBatchesOfAllTypes) {
   for (DType type : kActivationTypes) {
-    for (DType kv_type : kActivationTypes) expect_matches_reference({6, 2, 64, 16}, kMixed, type, kv_type);
+    for (DType kv_type : kCacheTypes) expect_matches_reference({6, 2, 64, 16}, kMixed, type, kv_type);
   }
 }
 
@@ -151,6 +151,7 @@ TEST_P(CpuAttentionTest, OddShapes) {
   for (const Shape& shape : shapes) {
     expect_matches_reference(shape, kMixed, DType::kF32, DType::kF32);
     expect_matches_reference(shape, kMixed, DType::kF32, DType::kBF16);
+    expect_matches_reference(shape, kMixed, DType::kF32, DType::kF8E4M3);
   }
 }
 
@@ -177,7 +178,7 @@ TEST_P(CpuAttentionTest, PaddingRowsAreNotWritten) {
 
 // A prompt in one chunk, and its tokens one at a time, give the same bits.
 TEST_P(CpuAttentionTest, ResultsDoNotDependOnTheBatch) {
-  for (DType kv_type : kActivationTypes) {
+  for (DType kv_type : kCacheTypes) {
     const Batch whole = make_batch({6, 2, 64, 16}, {{150, 150}}, DType::kF32, kv_type);
     run(ops_.attention, whole.params);
     for (int64_t t : {0, 1, 63, 64, 100, 149}) {

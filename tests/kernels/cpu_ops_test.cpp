@@ -161,7 +161,7 @@ TEST_P(CpuOpsTest, RopeRotatesAndAppends) {
   const std::vector<int64_t> slots = {14, 0, -1, 7};
   const TestTensor kv_slots(DType::kI32, {4}, {14, 0, -1, 7});
   for (DType type : kActivationTypes) {
-    for (DType kv_type : kActivationTypes) {
+    for (DType kv_type : kCacheTypes) {
       for (int64_t d : {8, 16, 24, 64, 128}) {
         const int64_t width = (kHeads + 2 * kKvHeads) * d;
         const TestTensor qkv = random_tensor(type, {4, width});
@@ -206,6 +206,40 @@ TEST_P(CpuOpsTest, RopeRotatesAndAppends) {
         expect_near_all(expected_v, v_cache, 2 * rounding_of(kv_type));
       }
     }
+  }
+}
+
+// Every code, what lies between two, and what is beyond them all, goes into the cache as to_f8e4m3() says.
+TEST_P(CpuOpsTest, CodesOfTheCache) {
+  std::vector<double> values;
+  for (int code = 0; code < 256; ++code) {
+    const float value = to_float(Float8E4M3{static_cast<uint8_t>(code)});
+    if (std::isnan(value)) continue;
+    for (float factor : {1.0f, 1.0624f, 1.0625f, 1.0626f, 0.97f, 1e-3f, 1e3f})
+      values.push_back(static_cast<double>(value * factor));
+  }
+  values.resize((values.size() + 7) / 8 * 8);
+  const auto d = static_cast<int64_t>(values.size());
+  const std::vector<double> nothing(static_cast<size_t>(2 * d));
+  std::vector<double> all = nothing;
+  all.insert(all.end(), values.begin(), values.end());
+  const TestTensor qkv(DType::kF32, {1, 3 * d}, all);
+  const TestTensor table(DType::kF32, {1, d}, std::vector<double>(static_cast<size_t>(d)));
+  const TestTensor zero(DType::kI32, {1}, {0});
+  const TestTensor k_cache(DType::kF8E4M3, {1, 1, 1, d});
+  const TestTensor v_cache(DType::kF8E4M3, {1, 1, 1, d});
+  run(ops_.rope_append,
+      {.qkv = qkv,
+       .positions = zero,
+       .kv_slots = zero,
+       .cos_sin = table,
+       .k_cache = k_cache,
+       .v_cache = v_cache,
+       .num_heads = 1,
+       .num_kv_heads = 1});
+  for (int64_t i = 0; i < d; ++i) {
+    const auto value = static_cast<float>(values[static_cast<size_t>(i)]);
+    EXPECT_EQ(v_cache.at(i), static_cast<double>(to_float(to_f8e4m3(value)))) << value;
   }
 }
 

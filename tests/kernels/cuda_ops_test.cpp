@@ -93,21 +93,28 @@ TEST_F(CudaOps, TokenHistory) {
   expect_same(ids, 0);
 }
 
+constexpr std::pair<DType, DType> kWithCaches[] = {{DType::kF32, DType::kF32},
+                                                   {DType::kBF16, DType::kBF16},
+                                                   {DType::kF16, DType::kF16},
+                                                   {DType::kF32, DType::kF8E4M3},
+                                                   {DType::kBF16, DType::kF8E4M3},
+                                                   {DType::kF16, DType::kF8E4M3}};
+
 struct Heads {
   int32_t q, kv;
   int64_t dim;
 };
 
 TEST_F(CudaOps, RopeAppend) {
-  for (DType dtype : kActivationTypes) {
+  for (auto [dtype, kv_dtype] : kWithCaches) {
     for (Heads heads : {Heads{9, 3, 64}, {32, 8, 128}, {2, 1, 8}}) {
       const int64_t width = (heads.q + 2 * heads.kv) * heads.dim;
       Twin qkv = random_twin(dtype, {5, width});
       Twin positions = ints({0, 1, 99, 7, 0});
       Twin slots = ints({0, 17, 31, -1, 5});
       Twin table = random_twin(DType::kF32, {100, heads.dim});
-      Twin k = output_twin(dtype, {3, heads.kv, 16, heads.dim});
-      Twin v = output_twin(dtype, {3, heads.kv, 16, heads.dim});
+      Twin k = output_twin(kv_dtype, {3, heads.kv, 16, heads.dim});
+      Twin v = output_twin(kv_dtype, {3, heads.kv, 16, heads.dim});
       run_both(&OpTable::rope_append, [&](auto pick) {
         return RopeAppendParams{.qkv = pick(qkv),
                                 .positions = pick(positions),
@@ -118,7 +125,8 @@ TEST_F(CudaOps, RopeAppend) {
                                 .num_heads = heads.q,
                                 .num_kv_heads = heads.kv};
       });
-      for (const Twin* twin : {&qkv, &k, &v}) expect_same(*twin, tolerance(dtype));
+      expect_same(qkv, tolerance(dtype));
+      for (const Twin* twin : {&k, &v}) expect_same(*twin, tolerance(kv_dtype));
     }
   }
 }
@@ -134,20 +142,18 @@ class CudaAttention : public CudaOpTest {
     if (IsSkipped()) return;
     OpStateOptions portable = options_;
     portable.attention = AttentionKernels::kPortable;
-    fastest_state_ = std::move(gpu_state_);
     portable_state_ = module_->ops->make_state(*gpu_backend_, portable).value();
   }
 
   // With the kernels that the device takes, and with those that every device does.
   void compare(DType dtype, Heads heads, const Batch& batch, int64_t block_size) {
-    for (std::unique_ptr<OpState>* state : {&fastest_state_, &portable_state_}) {
-      gpu_state_.swap(*state);
-      compare_state(dtype, heads, batch, block_size);
-      gpu_state_.swap(*state);
+    for (int kernels = 0; kernels < 2; ++kernels) {
+      compare_state(dtype, dtype, heads, batch, block_size);
+      gpu_state_.swap(portable_state_);
     }
   }
 
-  void compare_state(DType dtype, Heads heads, const Batch& batch, int64_t block_size) {
+  void compare_state(DType dtype, DType kv_dtype, Heads heads, const Batch& batch, int64_t block_size) {
     std::vector<int32_t> starts = {0};
     int64_t most_blocks = 1;
     for (size_t s = 0; s < batch.queries.size(); ++s) {
@@ -162,8 +168,8 @@ class CudaAttention : public CudaOpTest {
     const int64_t width = heads.q * heads.dim;
     Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim});
     Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
-    Twin k = random_twin(dtype, {num_blocks, heads.kv, block_size, heads.dim});
-    Twin v = random_twin(dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    Twin k = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    Twin v = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim});
     // Behind a context's end stands what others left there.
     for (size_t s = 0; s < batch.queries.size(); ++s) {
       const int64_t end = batch.contexts[s];
@@ -191,7 +197,8 @@ class CudaAttention : public CudaOpTest {
          .num_kv_heads = heads.kv,
          .head_dim = static_cast<int32_t>(heads.dim),
          .block_size = static_cast<int32_t>(block_size),
-         .dtype = dtype});
+         .dtype = dtype,
+         .kv_dtype = kv_dtype});
     run_both(&OpTable::attention, [&](auto pick) {
       return AttentionParams{.q = pick(q),
                              .k_cache = pick(k),
@@ -204,8 +211,13 @@ class CudaAttention : public CudaOpTest {
                              .num_kv_heads = heads.kv,
                              .scale = 1 / std::sqrt(static_cast<float>(heads.dim))};
     });
-    SCOPED_TRACE(
-        format("{} heads {}/{} × {}, blocks of {}", dtype, heads.q, heads.kv, heads.dim, block_size));
+    SCOPED_TRACE(format("{} over {}, heads {}/{} × {}, blocks of {}",
+                        dtype,
+                        kv_dtype,
+                        heads.q,
+                        heads.kv,
+                        heads.dim,
+                        block_size));
     expect_same(out, dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype));
   }
 
@@ -223,7 +235,6 @@ class CudaAttention : public CudaOpTest {
     }
   }
 
-  std::unique_ptr<OpState> fastest_state_;
   std::unique_ptr<OpState> portable_state_;
 };
 
@@ -258,6 +269,18 @@ TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
         compare(dtype, heads, batch, block_size);
         block_size = block_size == 256 ? 16 : 2 * block_size;
       }
+    }
+  }
+}
+
+TEST_F(CudaAttention, CodesOfTheCacheAreWidened) {
+  const Batch batches[] = {{{1, 1, 0, 1}, {5, 700, 9, 33}},
+                           {{1}, {9000}},
+                           {{7, 1, 65, 0}, {300, 129, 65, 0}},
+                           {{2, 1, 129, 3, 1}, {2, 1000, 1129, 67, 16}}};
+  for (DType dtype : kActivationTypes) {
+    for (Heads heads : {Heads{9, 3, 64}, {8, 2, 128}, {12, 1, 64}, {16, 1, 128}, {4, 4, 80}}) {
+      for (const Batch& batch : batches) compare_state(dtype, DType::kF8E4M3, heads, batch, 16);
     }
   }
 }

@@ -22,6 +22,7 @@ inline double element(const Tensor& tensor, int64_t i) {
     case DType::kF16: return static_cast<double>(to_float(static_cast<const Float16*>(tensor.data)[i]));
     case DType::kBF16: return static_cast<double>(to_float(static_cast<const BFloat16*>(tensor.data)[i]));
     case DType::kI32: return static_cast<const int32_t*>(tensor.data)[i];
+    case DType::kF8E4M3: return static_cast<double>(to_float(static_cast<const Float8E4M3*>(tensor.data)[i]));
     default: return 0;
   }
 }
@@ -33,6 +34,7 @@ inline void set_element(const Tensor& tensor, int64_t i, double value) {
     case DType::kF16: static_cast<Float16*>(tensor.data)[i] = to_f16(narrow); break;
     case DType::kBF16: static_cast<BFloat16*>(tensor.data)[i] = to_bf16(narrow); break;
     case DType::kI32: static_cast<int32_t*>(tensor.data)[i] = static_cast<int32_t>(value); break;
+    case DType::kF8E4M3: static_cast<Float8E4M3*>(tensor.data)[i] = to_f8e4m3(narrow); break;
     default: break;
   }
 }
@@ -72,6 +74,7 @@ inline double rounding_of(DType dtype) {
   switch (dtype) {
     case DType::kBF16: return 0x1p-8;
     case DType::kF16: return 0x1p-11;
+    case DType::kF8E4M3: return 0x1p-4;
     default: return 1e-6;
   }
 }
@@ -136,5 +139,6 @@ inline std::string target_name(const testing::TestParamInfo<int64_t>& info) {
   return info.param == HWY_AVX2 ? "avx2" : "avx512";
 }
 inline constexpr DType kActivationTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+inline constexpr DType kCacheTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF8E4M3};
 
 }  // namespace llm_dist::kernels
