@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -68,6 +69,19 @@ class TestTensor {
   std::unique_ptr<std::byte[]> bytes_;
   Tensor view_;
 };
+
+// Every value of f8_e4m3, what lies between two, and what is beyond them all; a multiple of 16.
+inline std::vector<double> values_about_f8() {
+  std::vector<double> values;
+  for (int code = 0; code < 256; ++code) {
+    const float value = to_float(Float8E4M3{static_cast<uint8_t>(code)});
+    if (std::isnan(value)) continue;
+    for (float factor : {1.0f, 1.0624f, 1.0625f, 1.0626f, 0.97f, 1e-3f, 1e3f})
+      values.push_back(static_cast<double>(value * factor));
+  }
+  values.resize((values.size() + 15) / 16 * 16);
+  return values;
+}
 
 // The largest relative error of rounding to a dtype.
 inline double rounding_of(DType dtype) {
