@@ -147,6 +147,12 @@ struct Softmax {
     if constexpr (!kF8) return words[m];
     return m % 2 == 0 ? widen_pair<0>(T(), words[m / 2]) : widen_pair<1>(T(), words[m / 2]);
   }
+  // The i-th elements of two rows of a thread's words.
+  template <int kCount>
+  __device__ static uint32_t column_of(const uint32_t (&a)[kCount], const uint32_t (&b)[kCount], int i) {
+    if constexpr (kF8) return widen_column(T(), a[i / 4], b[i / 4], i % 4);
+    return __byte_perm(a[i / 2], b[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+  }
   // The place of the eight dimensions that `out` has from product 4 h on, among the pieces of a row.
   __device__ static int piece_of(int h) {
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
@@ -171,14 +177,10 @@ struct Softmax {
   __device__ void add_values(const uint32_t (&weights)[kTiles][2]) {
 #pragma unroll
     for (int m = 0; m < kProducts; ++m) {
-      const uint32_t r0 = pair_of(v_rows[0], m);
-      const uint32_t r1 = pair_of(v_rows[1], m);
-      const uint32_t r2 = pair_of(v_rows[2], m);
-      const uint32_t r3 = pair_of(v_rows[3], m);
-      const uint32_t a0 = __byte_perm(r0, r1, 0x5410);
-      const uint32_t a1 = __byte_perm(r0, r1, 0x7632);
-      const uint32_t a2 = __byte_perm(r2, r3, 0x5410);
-      const uint32_t a3 = __byte_perm(r2, r3, 0x7632);
+      const uint32_t a0 = column_of(v_rows[0], v_rows[1], 2 * m);
+      const uint32_t a1 = column_of(v_rows[0], v_rows[1], 2 * m + 1);
+      const uint32_t a2 = column_of(v_rows[2], v_rows[3], 2 * m);
+      const uint32_t a3 = column_of(v_rows[2], v_rows[3], 2 * m + 1);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
         mma_16x8x16(T(), out[t][m], a0, a1, a2, a3, weights[t][0], weights[t][1]);

@@ -9,23 +9,35 @@
 
 namespace llm_dist::kernels {
 
-// widen_pair<kHalf>(T(), codes): the two codes in the lower (0) or upper (1) half to two elements, in their
-// order. Shifted to where bf16 has them, a code's bits are 2¹²⁰ times too small.
-template <int kHalf = 0>
-__device__ inline uint32_t widen_pair(__nv_bfloat16, uint32_t codes) {
-  constexpr uint32_t kApart = kHalf == 0 ? 0x1404 : 0x3424;
-  const uint32_t apart = __byte_perm(codes, 0, kApart);  // each in the upper half of its element
+// Two codes in the upper halves of their elements, above anything. Shifted to where bf16 has them, a code's
+// bits are 2¹²⁰ times too small.
+__device__ inline uint32_t widen_apart(uint32_t apart) {
   const uint32_t small = (apart & 0x80008000u) | ((apart >> 4) & 0x07f007f0u);
   constexpr uint32_t kFactor = 0x7b807b80u;  // 2¹²⁰, twice
   const __nv_bfloat162 pair = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small),
                                       *reinterpret_cast<const __nv_bfloat162*>(&kFactor));
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
+
+// widen_pair<kHalf>(T(), codes): the two codes in the lower (0) or upper (1) half to two elements, in their
+// order.
+template <int kHalf = 0>
+__device__ inline uint32_t widen_pair(__nv_bfloat16, uint32_t codes) {
+  return widen_apart(__byte_perm(codes, 0, kHalf == 0 ? 0x1404 : 0x3424));
+}
 template <int kHalf = 0>
 __device__ inline uint32_t widen_pair(__half, uint32_t codes) {
   const __half2_raw pair =
       __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> (16 * kHalf)), __NV_E4M3);
   return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// widen_column(T(), a, b, i): the i-th codes of both, of four each, to two elements.
+__device__ inline uint32_t widen_column(__nv_bfloat16, uint32_t a, uint32_t b, uint32_t i) {
+  return widen_apart(__byte_perm(a, b, 0x4000 + 0x1010 * i));
+}
+__device__ inline uint32_t widen_column(__half, uint32_t a, uint32_t b, uint32_t i) {
+  return widen_pair(__half(), __byte_perm(a, b, 0x40 + 0x11 * i));
 }
 
 }  // namespace llm_dist::kernels
