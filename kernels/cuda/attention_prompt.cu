@@ -2,6 +2,8 @@
 // kPromptRows rows of one kv head's group and walks along the keys that its last row sees, a tile at a time
 // through shared memory: the next tile is on its way while one is worked on. Each warp keeps the online
 // softmax of rows of its own in registers.
+#include <type_traits>
+
 #include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/tiles.cuh"
@@ -26,23 +28,13 @@ struct Tiles {
   uint4 v[2][kKeys * kPieces];
 };
 
-// Eight elements of a cache to shared memory: asynchronously as they are, or widened from codes.
-template <typename T>
-__device__ inline void bring_piece(uint4* to, const T* from, bool there) {
-  copy_async(to, from, there);
-}
-template <typename T>
-__device__ inline void bring_piece(uint4* to, const __nv_fp8_e4m3* from, bool there) {
-  const uint2 codes = there ? *reinterpret_cast<const uint2*>(from) : uint2{};
-  *to = {widen_pair<0>(T(), codes.x),
-         widen_pair<1>(T(), codes.x),
-         widen_pair<0>(T(), codes.y),
-         widen_pair<1>(T(), codes.y)};
-}
-
 template <typename T, typename Kv, int kHeadDim>
 struct PromptBlock {
+  static constexpr bool kF8 = !std::is_same_v<T, Kv>;
   static constexpr int kPieces = Tiles<kHeadDim>::kPieces;
+  static constexpr int kPages = kKeys / kPageKeys;
+  static constexpr int kEach = kPageKeys * kPieces / kThreads;  // pieces of a page that a thread brings
+  static_assert(kEach * kThreads == kPageKeys * kPieces);
 
   const PagedAttentionArgs& args;
   Tiles<kHeadDim>& tiles;
@@ -57,6 +49,8 @@ struct PromptBlock {
   float max[kRowTiles][2];  // of rows g and g + 8
   float sum[kRowTiles][2];  // of this thread's keys only, until finish()
   int visible[kRowTiles][2];
+  uint2 k_codes[kPages][kEach];  // f8_e4m3: of the tile that is on its way
+  uint2 v_codes[kPages][kEach];
 
   __device__ PromptBlock(const PagedAttentionArgs& arguments, Tiles<kHeadDim>& shared, const PromptItem& item)
       : args(arguments),
@@ -108,13 +102,18 @@ struct PromptBlock {
     }
   }
 
-  // Keys from `end` on are zeros: others left them, and a weight of zero does not silence a NaN.
+  // Where the i-th piece that this thread brings of a page stands in its tile.
+  __device__ static int place_of(int page, int i) {
+    const int piece = i * kThreads + static_cast<int>(threadIdx.x);
+    return tile_index<kPieces>(page * kPageKeys + piece / kPieces, piece % kPieces);
+  }
+
+  // Sends for a tile: for elements to shared memory, for codes to registers, from where place_codes() takes
+  // them. Keys from `end` on are zeros there: others left them, and a weight of zero does not silence a NaN.
   __device__ void load_keys(int stage, int first_key, int end, const Kv* k_cache, const Kv* v_cache) {
-    constexpr int kEach = kPageKeys * kPieces / kThreads;
-    static_assert(kEach * kThreads == kPageKeys * kPieces);
     const int32_t* table = args.block_tables + rows.sequence * args.table_stride;
 #pragma unroll
-    for (int page = 0; page < kKeys / kPageKeys; ++page) {
+    for (int page = 0; page < kPages; ++page) {
       const int page_key = first_key + page * kPageKeys;
       const bool any = page_key < end;
       const int64_t block = any ? table[page_key / args.block_size] : 0;
@@ -123,12 +122,39 @@ struct PromptBlock {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int piece = i * kThreads + static_cast<int>(threadIdx.x);
-        const int row = piece / kPieces;
-        const bool there = page_key + row < end;
         const int64_t from = base + (any ? piece * 8 : 0);
-        const int to = tile_index<kPieces>(page * kPageKeys + row, piece % kPieces);
-        bring_piece<T>(&tiles.k[stage][to], k_cache + from, there);
-        bring_piece<T>(&tiles.v[stage][to], v_cache + from, there);
+        if constexpr (kF8) {
+          k_codes[page][i] = *reinterpret_cast<const uint2*>(k_cache + from);
+          v_codes[page][i] = *reinterpret_cast<const uint2*>(v_cache + from);
+        } else {
+          const bool there = page_key + piece / kPieces < end;
+          const int to = place_of(page, i);
+          copy_async(&tiles.k[stage][to], k_cache + from, there);
+          copy_async(&tiles.v[stage][to], v_cache + from, there);
+        }
+      }
+    }
+  }
+
+  // The tile that load_keys() sent for, widened; behind the work on the one before, so that codes that are on
+  // their way hold nothing up.
+  __device__ void place_codes(int stage, int first_key, int end) {
+    auto widened = [](uint2 codes, bool there) {
+      if (!there) codes = {};
+      return uint4{widen_pair<0>(T(), codes.x),
+                   widen_pair<1>(T(), codes.x),
+                   widen_pair<0>(T(), codes.y),
+                   widen_pair<1>(T(), codes.y)};
+    };
+#pragma unroll
+    for (int page = 0; page < kPages; ++page) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int row = page * kPageKeys + (i * kThreads + static_cast<int>(threadIdx.x)) / kPieces;
+        const bool there = first_key + row < end;
+        const int to = place_of(page, i);
+        tiles.k[stage][to] = widened(k_codes[page][i], there);
+        tiles.v[stage][to] = widened(v_codes[page][i], there);
       }
     }
   }
@@ -290,13 +316,18 @@ __global__ void __launch_bounds__(kThreads, 2) attend_prompts(
   const int sure = block.keys_of(warp_first, 1);
   block.load_queries(queries);
   block.load_keys(0, 0, end, k_cache, v_cache);
+  if constexpr (block.kF8) block.place_codes(0, 0, end);
   int stage = 0;
 #pragma unroll 1
   for (int key = 0; key < end; key += kKeys) {
     wait_for_copies();
     __syncthreads();  // the tile is whole, and nobody reads the one before it any more
-    if (key + kKeys < end) block.load_keys(stage ^ 1, key + kKeys, end, k_cache, v_cache);
+    const bool more = key + kKeys < end;
+    if (more) block.load_keys(stage ^ 1, key + kKeys, end, k_cache, v_cache);
     if (key < warp_end) block.take(stage, key, sure);
+    if constexpr (block.kF8) {
+      if (more) block.place_codes(stage ^ 1, key + kKeys, end);
+    }
     stage ^= 1;
   }
   block.finish(out);
