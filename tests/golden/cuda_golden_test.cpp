@@ -111,7 +111,7 @@ class CudaGolden : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Models,
                          CudaGolden,
-                         testing::Values("grouped", "llama3", "multiquery"),
+                         testing::Values("grouped", "llama3", "multiquery", "wide_heads"),
                          [](const auto& named) { return std::string(named.param); });
 
 TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
@@ -121,7 +121,7 @@ TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
       for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{}, {1, 2, 4, 8}}) {
         SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)) +
                      (sizes.empty() ? ", eager" : ", graphs"));
-        EngineOptions options = golden_options(layout, dtype);
+        EngineOptions options = golden_options(golden, layout, dtype);
         options.graph_sizes = sizes;
         compare(golden, options, dtype == DType::kF32 ? kToleranceF32 : kToleranceShort);
       }
@@ -134,7 +134,7 @@ TEST_P(CudaGolden, F8Weights) {
   for (const parallel::Layout& layout : layouts(golden)) {
     for (DType dtype : {DType::kBF16, DType::kF16}) {
       SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
-      EngineOptions options = golden_options(layout, dtype);
+      EngineOptions options = golden_options(golden, layout, dtype);
       options.quantization = WeightScheme::kF8E4M3;
       options.graph_sizes = {1, 2, 4, 8};
       compare(golden, options, kToleranceF8);
@@ -144,11 +144,10 @@ TEST_P(CudaGolden, F8Weights) {
 
 TEST_P(CudaGolden, F8Cache) {
   GoldenCase golden = load_golden(GetParam());
-  for (const parallel::Layout& layout : layouts()) {
-    if (layout.pp > golden.checkpoint->config().num_layers) continue;
+  for (const parallel::Layout& layout : layouts(golden)) {
     for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
-      EngineOptions options = golden_options(layout, dtype);
+      EngineOptions options = golden_options(golden, layout, dtype);
       options.kv_dtype = DType::kF8E4M3;
       options.graph_sizes = {1, 2, 4, 8};
       compare(golden, options, kToleranceF8);
@@ -169,7 +168,7 @@ TEST_P(CudaGolden, NormsThatMakeTheirSumHaveTheLogitsOfTheCallsApart) {
   GoldenCase golden = load_golden(GetParam());
   const auto prompt_len = static_cast<int64_t>(golden.prompts[1].size());
   auto run = [&](int64_t norm_bytes, OpNames& ops) {
-    const EngineOptions engine = golden_options({.tp = 2}, DType::kBF16);
+    const EngineOptions engine = golden_options(golden, {.tp = 2}, DType::kBF16);
     LogitsRecorder recorder(engine.layout, golden.vocab_size());
     comm::PeerLimits limits = comm::default_peer_limits(2);
     limits.norm_bytes = norm_bytes;
@@ -202,7 +201,7 @@ TEST_P(CudaGolden, GraphsYieldTheTokensOfEagerSteps) {
   for (const parallel::Layout& layout : layouts(golden)) {
     SCOPED_TRACE(to_string(layout));
     auto tokens = [&](std::vector<int64_t> sizes) {
-      EngineOptions options = golden_options(layout);
+      EngineOptions options = golden_options(golden, layout);
       options.graph_sizes = std::move(sizes);
       auto replica = Replica::start(*golden.checkpoint, replica_options(options));
       CHECK(replica.ok(), "{}", replica.status().to_string());

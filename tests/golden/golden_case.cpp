@@ -62,6 +62,16 @@ EngineOptions golden_options(const parallel::Layout& layout, DType dtype) {
           .step_deadline_seconds = 60};
 }
 
+EngineOptions golden_options(const GoldenCase& golden, const parallel::Layout& layout, DType dtype) {
+  EngineOptions options = golden_options(layout, dtype);
+  if (golden.checkpoint->config().head_dim < 64) return options;
+  options.max_model_len = 256;
+  options.block_size = 16;
+  options.max_num_batched_tokens = 144;
+  options.num_blocks = 64;
+  return options;
+}
+
 LogitsRecorder::LogitsRecorder(const parallel::Layout& layout, int64_t vocab_size)
     : layout_(layout), vocab_size_(vocab_size), ranks_(static_cast<size_t>(layout.tp)) {
   for (Rank& rank : ranks_) rank.slot_seeds.resize(kMaxSlots);

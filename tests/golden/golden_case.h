@@ -29,6 +29,11 @@ GoldenCase load_golden(const std::string& name);
 
 // Small blocks and steps, so that prompts span blocks and chunks.
 EngineOptions golden_options(const parallel::Layout& layout, DType dtype = DType::kF32);
+// The same, but blocks and steps of many tokens where heads are wide: GPUs have kernels of their own for
+// those.
+EngineOptions golden_options(const GoldenCase& golden,
+                             const parallel::Layout& layout,
+                             DType dtype = DType::kF32);
 
 // Records the logits of every sampled row on every rank of the last stage. Requests are told apart by their
 // seeds.

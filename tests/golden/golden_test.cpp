@@ -109,7 +109,7 @@ std::vector<LayoutCase> layouts(const GoldenCase& golden) {
 class Golden : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models,
                          Golden,
-                         testing::Values("grouped", "llama3", "multiquery"),
+                         testing::Values("grouped", "llama3", "multiquery", "wide_heads"),
                          [](const auto& named) { return std::string(named.param); });
 
 TEST_P(Golden, EveryLayoutInSinglePrecision) {
@@ -118,7 +118,7 @@ TEST_P(Golden, EveryLayoutInSinglePrecision) {
   double worst = 0.0;
   for (const LayoutCase& test : layouts(golden)) {
     SCOPED_TRACE(to_string(test.layout) + (test.async ? "" : ", plain loop"));
-    EngineOptions options = golden_options(test.layout);
+    EngineOptions options = golden_options(golden, test.layout);
     options.async_scheduling = test.async;
     Comparison got = compare(golden, {.options = options});
     EXPECT_EQ(got.different_tokens, 0);
@@ -135,7 +135,7 @@ TEST_P(Golden, EveryLayoutInBf16) {
   for (const LayoutCase& test : layouts(golden)) {
     if (!test.async) continue;
     SCOPED_TRACE(to_string(test.layout));
-    Comparison got = compare(golden, {.options = golden_options(test.layout, DType::kBF16)});
+    Comparison got = compare(golden, {.options = golden_options(golden, test.layout, DType::kBF16)});
     EXPECT_EQ(got.different_tokens, 0);
     EXPECT_LE(got.logits_error, kToleranceBf16);
     worst = std::max(worst, got.logits_error);
@@ -147,7 +147,7 @@ TEST_P(Golden, EveryLayoutInBf16) {
 // of the whole row.
 TEST_P(Golden, LayoutsAgreeOnF8Weights) {
   GoldenCase golden = load_golden(GetParam());
-  EngineOptions options = golden_options({});
+  EngineOptions options = golden_options(golden, {});
   options.quantization = WeightScheme::kF8E4M3;
   Comparison alone = compare(golden, {.options = options});
   EXPECT_GE(alone.logits_error, 10 * kToleranceF32) << "nothing was quantized";
@@ -174,7 +174,7 @@ TEST_P(Golden, EveryLayoutOverAnF8Cache) {
     for (const parallel::Layout& layout :
          {parallel::Layout{}, {.tp = 2}, {.tp = 3}, {.tp = 2, .pp = 2, .sequence_parallel = true}}) {
       SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
-      EngineOptions options = golden_options(layout, dtype);
+      EngineOptions options = golden_options(golden, layout, dtype);
       options.kv_dtype = DType::kF8E4M3;
       Comparison got = compare(golden, {.options = options});
       EXPECT_EQ(got.different_tokens, 0);
@@ -213,9 +213,9 @@ void attention_with_swapped_heads(kernels::OpState& state,
 }
 
 void expect_noticed(const GoldenCase& golden, const kernels::OpTable& ops) {
-  Comparison f32 = compare(golden, {.options = golden_options({}), .ops = &ops});
+  Comparison f32 = compare(golden, {.options = golden_options(golden, {}), .ops = &ops});
   EXPECT_GE(f32.logits_error, 10 * kToleranceF32);
-  Comparison bf16 = compare(golden, {.options = golden_options({}, DType::kBF16), .ops = &ops});
+  Comparison bf16 = compare(golden, {.options = golden_options(golden, {}, DType::kBF16), .ops = &ops});
   EXPECT_GE(bf16.logits_error, 10 * kToleranceBf16);
 }
 
@@ -256,7 +256,8 @@ class Trace : public kernels::OpObserver {
 Trace trace_of(const GoldenCase& golden, const parallel::Layout& layout) {
   Trace trace;
   auto hooks = [&](int rank) { return EngineHooks{.observer = rank == 0 ? &trace : nullptr}; };
-  auto replica = Replica::start(*golden.checkpoint, {.engine = golden_options(layout), .hooks = hooks});
+  auto replica =
+      Replica::start(*golden.checkpoint, {.engine = golden_options(golden, layout), .hooks = hooks});
   CHECK(replica.ok(), "{}", replica.status().to_string());
   trace.forget();  // what warmed up
   (*replica)->generate({greedy_request(golden.prompts[1], 4)});

@@ -84,7 +84,30 @@ CASES = {
             rms_norm_eps=1e-5,
         ),
     ),
+    # Heads as wide as those of large models, which GPUs give to other kernels, and prompts of several of their tiles.
+    "wide_heads": dict(
+        dtype=torch.bfloat16,
+        shards=1,
+        prompt_lengths=[5, 37, 90, 170],
+        max_positions=256,
+        config=dict(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=128,
+            intermediate_size=48,
+            vocab_size=89,
+            tie_word_embeddings=True,
+            rope_theta=500000.0,
+            rms_norm_eps=1e-5,
+        ),
+    ),
 }
+
+
+def max_positions(case):
+    return case.get("max_positions", 128)
 
 
 def train(model, sequences):
@@ -132,7 +155,7 @@ def save_checkpoint(model, dtype, shards, folder):
 
 def write_config(case, folder):
     config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", **case["config"])
-    config.update(attention_bias=False, mlp_bias=False, max_position_embeddings=128, bos_token_id=1, eos_token_id=0)
+    config.update(attention_bias=False, mlp_bias=False, max_position_embeddings=max_positions(case), bos_token_id=1, eos_token_id=0)
     config["torch_dtype"] = str(case["dtype"]).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
@@ -143,10 +166,15 @@ def make(name, case, folder):
         print(f"{name}: seed {seed}")
         torch.manual_seed(seed)
         model = LlamaForCausalLM(
-            LlamaConfig(**case["config"], max_position_embeddings=128, initializer_range=0.1, attn_implementation="eager")
+            LlamaConfig(
+                **case["config"],
+                max_position_embeddings=max_positions(case),
+                initializer_range=0.1,
+                attn_implementation="eager",
+            )
         )
         vocabulary = case["config"]["vocab_size"]
-        sequences = [(n, torch.randint(2, vocabulary, (n + STEPS,))) for n in PROMPT_LENGTHS]
+        sequences = [(n, torch.randint(2, vocabulary, (n + STEPS,))) for n in case.get("prompt_lengths", PROMPT_LENGTHS)]
         train(model, sequences)
         model = model.double().eval()
         for parameter in model.parameters():  # not model.to(): it would round the rotary frequencies as well
