@@ -3,6 +3,8 @@
 // from the cache to registers in 16-byte loads, without shared memory: dimensions may enter a product in any
 // order that Q follows too, and pairs of V's rows are interleaved in registers. One warp keeps an online
 // softmax of kTiles · 8 rows. A cache of f8_e4m3 codes is widened on its way to the products.
+#include <algorithm>
+
 #include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
@@ -14,6 +16,7 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr int kThreads = kDecodeWarps * kWarpSize;
+constexpr int kBytesForTwo = 80 << 10;  // of shared memory: so much leaves a processor place for two blocks
 
 // The block table's entries along a warp's rounds, one ahead, since an address has to wait for its entry.
 template <typename Kv, int kHeadDim>
@@ -369,7 +372,12 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
   // beginning of the step that wait for all in front of them: they are there before any wait of this one.
   const DecodeItem item = args.plan.decode[blockIdx.x];
-  if (item.sequence < 0) return wait_for_previous();
+  if (item.sequence < 0) {
+    // It is enough that one block waits before the kernel counts as ended. Where few have work, the others
+    // keep places of processors, so that those few spread.
+    if (blockIdx.x == 0 || !args.plan.many_decodes) wait_for_previous();
+    return;
+  }
   const int kv_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -471,11 +479,12 @@ cudaError_t launch(const PagedAttentionArgs& args,
   const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
   // Of a tile: eight rows, a piece for every eight dimensions.
   auto decode = [&](auto* kernel, int tiles) {
+    const int results = kDecodeWarps * tiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float));
     const OverlappedLaunch how{
         .grid = decode_grid,
         .threads = kThreads,
         .stream = stream,
-        .shared_bytes = kDecodeWarps * tiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float))};
+        .shared_bytes = args.plan.decode_residents < 3 ? std::max(results, kBytesForTwo) : results};
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
     (void)launch_overlapped(kernel, how, args, q, k, v, out);
   };

@@ -41,10 +41,12 @@ struct AttentionPlan {
   int64_t num_sequences = 0;
   int64_t num_tokens = 0;
   int num_kv_heads = 0;
-  int decode_rows = 0;     // rows of a decode block: 8 or 16
-  int prompt_rows = 0;     // rows of a prompt item: kPromptRows or kHopperPromptRows
-  int prompt_heads = 1;    // kv heads whose items HopperPrompts takes at about the same time
-  int64_t num_decode = 0;  // items, −1 ones included
+  int decode_rows = 0;        // rows of a decode block: 8 or 16
+  int prompt_rows = 0;        // rows of a prompt item: kPromptRows or kHopperPromptRows
+  int prompt_heads = 1;       // kv heads whose items HopperPrompts takes at about the same time
+  bool many_decodes = false;  // that fill the device as they are
+  int decode_residents = 0;   // decode blocks that a processor has at a time
+  int64_t num_decode = 0;     // items, −1 ones included
   int64_t num_prompt = 0;
   DecodeItem* decode = nullptr;
   PromptItem* prompt = nullptr;

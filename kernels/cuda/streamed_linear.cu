@@ -46,6 +46,8 @@ constexpr int kGroupRows = 8;  // of W, side by side in a gated strip
 constexpr int kGroups = kStripRows / (2 * kGroupRows);
 constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 constexpr int64_t kMostRows = 64;
+// Beyond, widening W costs more than the library's rounding of x.
+constexpr int64_t kMostRowsOfF8 = 32;
 constexpr int kFewTokens = 16;
 constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
 
@@ -473,6 +475,7 @@ template <typename T, bool kF8>
 cudaError_t StreamedLinear::launch_type(const Call& call) const {
   if (call.shape.m <= 8) return launch_as<T, kF8, 8>(call);
   if (call.shape.m <= 16) return launch_as<T, kF8, 16>(call);
+  if constexpr (kF8) return launch_as<T, kF8, 32>(call);
   if (call.shape.m <= 32) return launch_as<T, kF8, 32>(call);
   return launch_as<T, kF8, 64>(call);
 }
@@ -495,7 +498,8 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
   const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
   const bool whole_groups = !shape.gated || shape.n % (2 * kGroupRows) == 0;
-  return supported_ && short_floats && aligned && whole_groups && shape.m >= 1 && shape.m <= kMostRows;
+  return supported_ && short_floats && aligned && whole_groups && shape.m >= 1 &&
+         shape.m <= (shape.f8_weight ? kMostRowsOfF8 : kMostRows);
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {

@@ -1,5 +1,5 @@
-// y = x · Wᵀ (+ bias), gated or not, for up to 64 rows of x, at the speed at which W is read. Needs compute
-// capability 9.0.
+// y = x · Wᵀ (+ bias), gated or not, for up to 64 rows of x (32 where W is in 8-bit floats), at the speed at
+// which W is read. Needs compute capability 9.0.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +14,8 @@ namespace llm_dist::kernels {
 
 class StreamedLinear {
  public:
-  // Goes up when the kernel changes: choices made by measuring an older one are forgotten.
-  static constexpr int kVersion = 4;
+  // Goes up when the kernel changes or how it is compared: older choices are forgotten.
+  static constexpr int kVersion = 5;
 
   // For the calling thread's device.
   static Result<StreamedLinear> make();

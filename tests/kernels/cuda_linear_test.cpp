@@ -119,7 +119,7 @@ TEST_F(CudaLinear, F8WeightsOneRow) {
 TEST_F(CudaLinear, F8WeightsOfFewRowsByOurKernels) {
   use_state(LinearKernels::kFastest);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {2, 7, 8, 9, 16, 17, 31, 33, 63, 64}) {
+    for (int64_t m : {2, 7, 8, 9, 16, 17, 31, 32}) {
       for (bool wide : {false, true}) {
         check_f8(dtype, wide, m, 130, 16, Rounds::kNothing);
         check_f8(dtype, wide, m, 62, 1008, Rounds::kNothing);
@@ -127,14 +127,14 @@ TEST_F(CudaLinear, F8WeightsOfFewRowsByOurKernels) {
       }
     }
     check_f8(dtype, false, 5, 14336, 1024, Rounds::kNothing);
-    check_f8(dtype, true, 33, 9000, 576, Rounds::kNothing);
+    check_f8(dtype, true, 31, 9000, 576, Rounds::kNothing);
   }
 }
 
 TEST_F(CudaLinear, F8WeightsOfManyRows) {
   use_state(LinearKernels::kFastest);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {65, 100, 300, 2048}) {
+    for (int64_t m : {33, 64, 65, 100, 300, 2048}) {
       check_f8(dtype, false, m, 576, 1536, Rounds::kRows);
       check_f8(dtype, true, m, 1024, 4096, Rounds::kRows);
     }

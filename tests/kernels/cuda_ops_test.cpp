@@ -333,6 +333,31 @@ TEST_F(CudaAttention, SharesOfContextsAreMerged) {
   }
 }
 
+// With 16 kv heads a dozen sequences are many: of equal lengths they are not cut, of others they are; with
+// prompts and sequences without tokens among them.
+TEST_F(CudaAttention, ManySequencesFillTheDevice) {
+  auto decodes = [](size_t count, auto context_of) {
+    Batch batch{std::vector<int32_t>(count, 1), {}};
+    for (size_t i = 0; i < count; ++i) batch.contexts.push_back(context_of(static_cast<int32_t>(i)));
+    return batch;
+  };
+  Batch mixed = decodes(40, [](int32_t i) { return 1 + 37 * i % 200; });
+  mixed.queries[0] = mixed.queries[17] = mixed.queries[39] = 0;
+  mixed.queries[3] = 90;
+  mixed.contexts[3] = 180;
+  mixed.queries[20] = 2;
+  mixed.contexts[20] = 65;
+  const Batch batches[] = {decodes(13, [](int32_t) { return 1; }),
+                           decodes(16, [](int32_t) { return 200; }),  // two blocks a processor, then three
+                           decodes(20, [](int32_t) { return 130; }),
+                           decodes(14, [](int32_t i) { return i == 7 ? 700 : 64; }),
+                           mixed};
+  for (Heads heads : {Heads{32, 16, 64}, {192, 16, 64}}) {
+    for (const Batch& batch : batches) compare_state(DType::kBF16, DType::kBF16, heads, batch, 16);
+    compare_state(DType::kF16, DType::kF8E4M3, heads, mixed, 16);
+  }
+}
+
 class CudaSampling : public CudaOpTest {
  protected:
   Twin rows_twin(const std::vector<SampleRow>& rows) {
