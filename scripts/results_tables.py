@@ -24,7 +24,7 @@ def layout_of(result):
     if "NVIDIA" not in result["device"]:
         threads = result["threads_per_rank"]
         return f"{text}, {threads} thread{'s' if threads > 1 else ''}{' each' if result['world_size'] > 1 else ''}"
-    switches = re.findall(r"--(?:enforce-eager|disable-\S+|quantization \S+)", result["command"])
+    switches = re.findall(r"--(?:enforce-eager|disable-\S+|quantization \S+|kv-cache-dtype fp8)", result["command"])
     return ", ".join([text, *(f"`{switch}`" for switch in switches)])
 
 

@@ -362,7 +362,7 @@ __device__ inline void merge_block(int pieces, int count, Load&& load, Take&& ta
 // Grid: decode items × kv heads. The warps of a block take its keys in turns and put their results into
 // shared memory, where pieces of them are merged; the last block of a sequence's shares merges those.
 template <typename T, typename Kv, int kHeadDim, int kTiles>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
+__global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) attend_decodes(
     PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
   constexpr int kPieces = kHeadDim / 8;  // of a row
   constexpr int kWidth = kHeadDim + 2;
@@ -373,9 +373,9 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2) attend_decodes(
   // beginning of the step that wait for all in front of them: they are there before any wait of this one.
   const DecodeItem item = args.plan.decode[blockIdx.x];
   if (item.sequence < 0) {
-    // It is enough that one block waits before the kernel counts as ended. Where few have work, the others
-    // keep places of processors, so that those few spread.
-    if (blockIdx.x == 0 || !args.plan.many_decodes) wait_for_previous();
+    // One block that waits is enough to order the kernels behind. Where few have work, the others keep places
+    // of processors, so that those few spread.
+    if (blockIdx.x == 0 || !args.plan.crowded) wait_for_previous();
     return;
   }
   const int kv_head = static_cast<int>(blockIdx.y);
@@ -480,11 +480,12 @@ cudaError_t launch(const PagedAttentionArgs& args,
   // Of a tile: eight rows, a piece for every eight dimensions.
   auto decode = [&](auto* kernel, int tiles) {
     const int results = kDecodeWarps * tiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float));
-    const OverlappedLaunch how{
-        .grid = decode_grid,
-        .threads = kThreads,
-        .stream = stream,
-        .shared_bytes = args.plan.decode_residents < 3 ? std::max(results, kBytesForTwo) : results};
+    const OverlappedLaunch how{.grid = decode_grid,
+                               .threads = kThreads,
+                               .stream = stream,
+                               .shared_bytes = args.plan.decode_residents < kDecodeResidents
+                                                   ? std::max(results, kBytesForTwo)
+                                                   : results};
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
     (void)launch_overlapped(kernel, how, args, q, k, v, out);
   };

@@ -11,8 +11,7 @@ namespace {
 
 constexpr int kPlanThreads = 256;
 constexpr int64_t kProcessors = 132;  // of an H100 or H200
-constexpr int kResidents = 3;         // decode blocks that fit a processor
-constexpr int64_t kTargetBlocks = kResidents * kProcessors;
+constexpr int64_t kTargetBlocks = kDecodeResidents * kProcessors;
 constexpr int kShareGranule = kDecodeWarps * kDecodeKeys;  // keys
 constexpr int kMaxDecodeRows = 16;
 constexpr int kMaxHeadDim = 128;
@@ -31,14 +30,14 @@ int64_t most_partials(int64_t num_kv_heads) {
 }
 // Decoding sequences that are not cut any more.
 int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
-// How many blocks a processor is to have so that rounds of `blocks` equal ones leave the fewest places empty.
-// Blocks that come while the kernel in front ends crowd onto the processors that it leaves first.
+constexpr int kFewerResidents = kDecodeResidents - 1;
+// Blocks that a processor is to have at a time, so that rounds of equal ones leave the fewest places empty.
 int fullest_residents(int64_t blocks) {
   auto places = [blocks](int64_t residents) {
     const int64_t round = residents * kProcessors;
     return ceil_div(blocks, round) * round;
   };
-  return places(kResidents - 1) <= places(kResidents) ? kResidents - 1 : kResidents;
+  return places(kFewerResidents) <= places(kDecodeResidents) ? kFewerResidents : kDecodeResidents;
 }
 int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group, int64_t rows) {
   return ceil_div(num_tokens * group, rows) + std::min(num_sequences, num_tokens);
@@ -180,9 +179,10 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
   plan.prompt_heads = heads_in_cache(params);
   plan.prompt_rows = hopper && !f8 ? kHopperPromptRows : kPromptRows;
-  plan.many_decodes = params.num_sequences >= many_decodes(params.num_kv_heads);
-  plan.decode_residents =
-      plan.many_decodes ? fullest_residents(params.num_sequences * params.num_kv_heads) : kResidents;
+  const int64_t uncut = params.num_sequences * params.num_kv_heads;
+  plan.crowded =
+      params.num_sequences >= many_decodes(params.num_kv_heads) && uncut <= 2 * kFewerResidents * kProcessors;
+  plan.decode_residents = plan.crowded ? fullest_residents(uncut) : kDecodeResidents;
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
     plan.num_prompt = most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows);

@@ -41,12 +41,15 @@ struct AttentionPlan {
   int64_t num_sequences = 0;
   int64_t num_tokens = 0;
   int num_kv_heads = 0;
-  int decode_rows = 0;        // rows of a decode block: 8 or 16
-  int prompt_rows = 0;        // rows of a prompt item: kPromptRows or kHopperPromptRows
-  int prompt_heads = 1;       // kv heads whose items HopperPrompts takes at about the same time
-  bool many_decodes = false;  // that fill the device as they are
-  int decode_residents = 0;   // decode blocks that a processor has at a time
-  int64_t num_decode = 0;     // items, −1 ones included
+  int decode_rows = 0;   // rows of a decode block: 8 or 16
+  int prompt_rows = 0;   // rows of a prompt item: kPromptRows or kHopperPromptRows
+  int prompt_heads = 1;  // kv heads whose items HopperPrompts takes at about the same time
+  // Decodes that fill the device as they are, in a round or two. Their blocks come while the kernel in front
+  // ends and crowd onto the processors that it leaves first, unless those have fewer places, and none for
+  // blocks without work.
+  bool crowded = false;
+  int decode_residents = 0;  // decode blocks that a processor has at a time
+  int64_t num_decode = 0;    // items, −1 ones included
   int64_t num_prompt = 0;
   DecodeItem* decode = nullptr;
   PromptItem* prompt = nullptr;
@@ -59,6 +62,8 @@ inline constexpr int kPromptRows = 64;  // of a block
 inline constexpr int kHopperPromptRows = 128;
 inline constexpr int kDecodeKeys = 16;  // of a warp's round
 inline constexpr int kDecodeWarps = 4;  // of a block
+inline constexpr int kDecodeResidents =
+    3;  // blocks that a processor has at a time, unless it is to have fewer
 
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);

@@ -165,7 +165,7 @@ TEST_F(CudaLinear, F8WeightsByKernelsThatWereTriedOut) {
     use_state(LinearKernels::kFastest);
     gpu_state_->start_tuning();
     check_f8(DType::kBF16, false, 5, 1536, 4096, Rounds::kNothing);
-    check_f8(DType::kBF16, false, 60, 1536, 4096, Rounds::kNothing);
+    check_f8(DType::kBF16, false, 30, 1536, 4096, Rounds::kNothing);
     check_f8(DType::kBF16, false, 300, 1536, 4096, Rounds::kRows);
     gpu_state_->end_tuning();
   }
