@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/f8.cuh"
+#include "kernels/cuda/device/merge_softmaxes.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
@@ -275,90 +276,6 @@ struct Softmax {
   }
 };
 
-// Eight dimensions of a row's result, and its maximum and sum.
-struct Piece {
-  float2 values[4] = {};
-  float2 end = {-INFINITY, 0};
-};
-constexpr int kPieceFloats = 12;  // in shared memory: whole 16 bytes
-
-// How many blocks have come before this one. One thread calls it, behind a barrier of the block: its release
-// covers what the block's other threads wrote before that barrier, so that they need no fences, and its
-// acquire what the earlier blocks wrote.
-__device__ inline int count_arrival(int32_t* arrivals) {
-  int before;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
-  return before;
-}
-
-// Merges `count` results of a piece by `threads` neighbouring lanes, each of which loads every `threads`-th,
-// so that few loads wait for each other; all those lanes get the merged one. All lanes of a warp call it.
-template <typename Load>
-__device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
-  constexpr int kBatch = 8;  // of loads on their way at once
-  Piece merged;
-  auto add = [&](const Piece& other, float base) {
-    const float weight = exp2f(other.end.x - base);
-    merged.end.y += weight * other.end.y;
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      merged.values[v].x += weight * other.values[v].x;
-      merged.values[v].y += weight * other.values[v].y;
-    }
-  };
-  // To another maximum. Nothing seen so far: the exponents would be of infinity minus infinity.
-  auto rescale = [&](float max) {
-    const float base = max == -INFINITY ? 0.0f : max;
-    const float weight = exp2f(merged.end.x - base);
-    merged.end = make_float2(max, merged.end.y * weight);
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      merged.values[v].x *= weight;
-      merged.values[v].y *= weight;
-    }
-    return base;
-  };
-  for (int begin = static_cast<int>(threadIdx.x) % threads; begin < count; begin += kBatch * threads) {
-    Piece loaded[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (begin + b * threads < count) load(begin + b * threads, loaded[b]);
-    }
-    float max = merged.end.x;
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) max = fmaxf(max, loaded[b].end.x);
-    const float base = rescale(max);
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) add(loaded[b], base);
-  }
-  for (int distance = 1; distance < threads; distance *= 2) {
-    auto from_other = [distance](float2 mine) {
-      return make_float2(__shfl_xor_sync(0xffffffffu, mine.x, distance),
-                         __shfl_xor_sync(0xffffffffu, mine.y, distance));
-    };
-    Piece other;
-    other.end = from_other(merged.end);
-#pragma unroll
-    for (int v = 0; v < 4; ++v) other.values[v] = from_other(merged.values[v]);
-    add(other, rescale(fmaxf(merged.end.x, other.end.x)));
-  }
-  return merged;
-}
-
-// Calls take(piece, merged) for each of `pieces`, on one thread, with the results of `count` sources that
-// load(piece, source, result) gives. All threads of the block call it.
-template <typename Load, typename Take>
-__device__ inline void merge_block(int pieces, int count, Load&& load, Take&& take) {
-  int threads = 1;  // of a piece
-  while (2 * threads * pieces <= kThreads && 2 * threads <= kWarpSize) threads *= 2;
-  for (int first = 0; first < pieces; first += kThreads / threads) {
-    const int piece = first + static_cast<int>(threadIdx.x) / threads;
-    const Piece merged = merge_pieces(
-        count, threads, [&](int source, Piece& loaded) { load(min(piece, pieces - 1), source, loaded); });
-    if (piece < pieces && threadIdx.x % threads == 0) take(piece, merged);
-  }
-}
-
 // Grid: decode items × kv heads. The warps of a block take its keys in turns and put their results into
 // shared memory, where pieces of them are merged; the last block of a sequence's shares merges those.
 template <typename T, typename Kv, int kHeadDim, int kTiles>
@@ -442,7 +359,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
     for (int v = 0; v < 4; ++v) loaded.values[v] = at[v];
     loaded.end = at[4];
   };
-  merge_block(pieces, kDecodeWarps, result_of, [&](int piece, const Piece& merged) {
+  merge_block<kThreads>(pieces, kDecodeWarps, result_of, [&](int piece, const Piece& merged) {
     if (item.num_splits == 1) return write_out(piece, merged);
     float* to = partial_of(item.split, piece);
     auto* values = reinterpret_cast<float2*>(to + piece % kPieces * 8);
@@ -463,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
     for (int v = 0; v < 4; ++v) loaded.values[v] = values[v];
     loaded.end = *reinterpret_cast<const float2*>(from + kHeadDim);
   };
-  merge_block(pieces, item.num_splits, share_of, write_out);
+  merge_block<kThreads>(pieces, item.num_splits, share_of, write_out);
 }
 
 template <typename T, typename Kv, int kHeadDim>

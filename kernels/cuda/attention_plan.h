@@ -62,8 +62,8 @@ inline constexpr int kPromptRows = 64;  // of a block
 inline constexpr int kHopperPromptRows = 128;
 inline constexpr int kDecodeKeys = 16;  // of a warp's round
 inline constexpr int kDecodeWarps = 4;  // of a block
-inline constexpr int kDecodeResidents =
-    3;  // blocks that a processor has at a time, unless it is to have fewer
+// Decode blocks that a processor has at a time, unless it is to have fewer.
+inline constexpr int kDecodeResidents = 3;
 
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);

@@ -155,7 +155,8 @@ def save_checkpoint(model, dtype, shards, folder):
 
 def write_config(case, folder):
     config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", **case["config"])
-    config.update(attention_bias=False, mlp_bias=False, max_position_embeddings=max_positions(case), bos_token_id=1, eos_token_id=0)
+    config.update(attention_bias=False, mlp_bias=False, max_position_embeddings=max_positions(case))
+    config.update(bos_token_id=1, eos_token_id=0)
     config["torch_dtype"] = str(case["dtype"]).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 

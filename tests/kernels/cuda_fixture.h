@@ -23,6 +23,11 @@ struct Twin {
   }
 };
 
+struct Heads {
+  int32_t q, kv;
+  int64_t dim;
+};
+
 class CudaOpTest : public testing::Test {
  protected:
   void SetUp() override {

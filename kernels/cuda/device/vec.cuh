@@ -14,7 +14,6 @@ namespace llm_dist::kernels {
 __device__ inline float to_float_dev(float x) { return x; }
 __device__ inline float to_float_dev(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline float to_float_dev(__half x) { return __half2float(x); }
-
 __device__ inline float to_float_dev(__nv_fp8_e4m3 x) { return static_cast<float>(x); }
 
 template <typename T>
@@ -37,10 +36,11 @@ __device__ inline __nv_fp8_e4m3 from_float_dev<__nv_fp8_e4m3>(float x) {
   return __nv_fp8_e4m3(x);
 }
 
-// kVec consecutive elements: 8 (one or two 16-byte accesses, or one of 8 bytes) or 1.
+// What moves kBytes at once, or in several turns.
 template <size_t kBytes>
 using Access = std::conditional_t<kBytes == 8, uint2, uint4>;
 
+// kVec consecutive elements: 8 (one or two 16-byte accesses, or one of 8 bytes) or 1.
 template <int kVec, typename T>
 __device__ inline void load_vec(const T* from, float (&to)[kVec]) {
   if constexpr (kVec == 1) {

@@ -1,0 +1,208 @@
+// Paged attention on GPUs beside the CPU's: prompts, decodes and both, shares of contexts, caches of codes.
+#include "tests/kernels/cuda_fixture.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+struct Batch {
+  std::vector<int32_t> queries, contexts;
+};
+
+class CudaAttention : public CudaOpTest {
+ protected:
+  void SetUp() override {
+    CudaOpTest::SetUp();
+    if (IsSkipped()) return;
+    OpStateOptions portable = options_;
+    portable.attention = AttentionKernels::kPortable;
+    portable_state_ = module_->ops->make_state(*gpu_backend_, portable).value();
+  }
+
+  // With the kernels that the device takes, and with those that every device does.
+  void compare(DType dtype, Heads heads, const Batch& batch, int64_t block_size) {
+    for (int kernels = 0; kernels < 2; ++kernels) {
+      compare_state(dtype, dtype, heads, batch, block_size);
+      gpu_state_.swap(portable_state_);
+    }
+  }
+
+  void compare_state(DType dtype, DType kv_dtype, Heads heads, const Batch& batch, int64_t block_size) {
+    std::vector<int32_t> starts = {0};
+    int64_t most_blocks = 1;
+    for (size_t s = 0; s < batch.queries.size(); ++s) {
+      starts.push_back(starts.back() + batch.queries[s]);
+      most_blocks = std::max(most_blocks, (batch.contexts[s] + block_size - 1) / block_size);
+    }
+    const auto sequences = static_cast<int64_t>(batch.queries.size());
+    const int64_t num_blocks = most_blocks * sequences;
+    std::vector<double> blocks(static_cast<size_t>(num_blocks));
+    std::iota(blocks.begin(), blocks.end(), 0.0);
+    std::shuffle(blocks.begin(), blocks.end(), random_);
+    const int64_t width = heads.q * heads.dim;
+    Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim});
+    Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
+    Twin k = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    Twin v = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim});
+    // Behind a context's end stands what others left there.
+    for (size_t s = 0; s < batch.queries.size(); ++s) {
+      const int64_t end = batch.contexts[s];
+      if (end % block_size == 0) continue;
+      const double block =
+          blocks[s * static_cast<size_t>(most_blocks) + static_cast<size_t>(end / block_size)];
+      for (const Twin* twin : {&k, &v}) poison(*twin, static_cast<int64_t>(block), end % block_size);
+    }
+    Twin query_starts = ints(starts);
+    Twin context_lens = ints(batch.contexts);
+    Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, blocks);
+    Twin out = output_twin(dtype, {starts.back(), width});
+    module_->ops->attention_plan(
+        *gpu_state_,
+        *gpu_stream_,
+        {.num_sequences = sequences,
+         .num_tokens = starts.back(),
+         .max_query_len = *std::max_element(batch.queries.begin(), batch.queries.end()),
+         .max_context_len = most_blocks * block_size,
+         .query_starts_host = starts.data(),
+         .context_lens_host = batch.contexts.data(),
+         .query_starts = query_starts.gpu,
+         .context_lens = context_lens.gpu,
+         .num_heads = heads.q,
+         .num_kv_heads = heads.kv,
+         .head_dim = static_cast<int32_t>(heads.dim),
+         .block_size = static_cast<int32_t>(block_size),
+         .dtype = dtype,
+         .kv_dtype = kv_dtype});
+    run_both(&OpTable::attention, [&](auto pick) {
+      return AttentionParams{.q = pick(q),
+                             .k_cache = pick(k),
+                             .v_cache = pick(v),
+                             .query_starts = pick(query_starts),
+                             .context_lens = pick(context_lens),
+                             .block_tables = pick(tables),
+                             .out = pick(out),
+                             .num_heads = heads.q,
+                             .num_kv_heads = heads.kv,
+                             .scale = 1 / std::sqrt(static_cast<float>(heads.dim))};
+    });
+    SCOPED_TRACE(format("{} over {}, heads {}/{} × {}, blocks of {}",
+                        dtype,
+                        kv_dtype,
+                        heads.q,
+                        heads.kv,
+                        heads.dim,
+                        block_size));
+    expect_same(out, dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype));
+  }
+
+ private:
+  // NaN in the keys of a block from `first` on, on the GPU: the CPU's op looks at no such key.
+  void poison(const Twin& cache, int64_t block, int64_t first) {
+    const Tensor& gpu = cache.gpu;
+    const Tensor keys = gpu.narrow(0, block, 1);
+    for (int64_t head = 0; head < gpu.dim(1); ++head) {
+      const Tensor of_head = keys.narrow(1, head, 1).narrow(2, first, gpu.dim(2) - first);
+      const std::vector<double> values(static_cast<size_t>(of_head.numel()), std::nan(""));
+      const TestTensor from(gpu.dtype, {1, 1, of_head.dim(2), of_head.dim(3)}, values);
+      gpu_stream_->copy(of_head, from.view());
+      synchronize();
+    }
+  }
+
+  std::unique_ptr<OpState> portable_state_;
+};
+
+TEST_F(CudaAttention, MatchesTheCpu) {
+  const Batch batches[] = {{{1}, {1}},
+                           {{1}, {4097}},
+                           {{1, 1, 0, 1}, {5, 700, 9, 33}},
+                           {{40}, {40}},
+                           {{7, 1, 65, 0}, {300, 129, 65, 0}},
+                           {{2, 1, 129, 3, 1}, {2, 1000, 1129, 67, 16}},
+                           {std::vector<int32_t>(64, 1), std::vector<int32_t>(64, 100)}};
+  for (DType dtype : kActivationTypes) {
+    for (Heads heads : {Heads{9, 3, 64}, {8, 2, 128}, {8, 1, 128}, {4, 4, 80}, {12, 1, 64}, {2, 1, 256}}) {
+      for (const Batch& batch : batches) compare(dtype, heads, batch, 16);
+    }
+  }
+  compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 1);
+  compare(DType::kBF16, {32, 8, 128}, {{3, 1}, {50, 17}}, 24);
+}
+
+// Prompts on both sides of tiles of rows and of keys, behind contexts of their own, several in a step.
+TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
+  const Batch batches[] = {{{128}, {128}},
+                           {{129, 1, 127}, {129, 500, 255}},
+                           {{33, 32, 31}, {1000, 128, 129}},
+                           {{300}, {811}},
+                           {{16, 400, 5}, {4000, 400, 256}}};
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (Heads heads : {Heads{4, 1, 128}, {2, 2, 64}, {3, 1, 128}, {16, 1, 64}, {7, 1, 128}}) {
+      int64_t block_size = 16;
+      for (const Batch& batch : batches) {
+        compare(dtype, heads, batch, block_size);
+        block_size = block_size == 256 ? 16 : 2 * block_size;
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttention, CodesOfTheCacheAreWidened) {
+  const Batch batches[] = {{{1, 1, 0, 1}, {5, 700, 9, 33}},
+                           {{1}, {9000}},
+                           {{7, 1, 65, 0}, {300, 129, 65, 0}},
+                           {{2, 1, 129, 3, 1}, {2, 1000, 1129, 67, 16}}};
+  for (DType dtype : kActivationTypes) {
+    for (Heads heads : {Heads{9, 3, 64}, {8, 2, 128}, {12, 1, 64}, {16, 1, 128}, {4, 4, 80}}) {
+      for (const Batch& batch : batches) compare_state(dtype, DType::kF8E4M3, heads, batch, 16);
+    }
+  }
+}
+
+// From many shares of one sequence to none of many.
+TEST_F(CudaAttention, SharesOfContextsAreMerged) {
+  auto decodes = [](int count, int32_t context, int32_t longest) {
+    Batch batch{std::vector<int32_t>(static_cast<size_t>(count), 1),
+                std::vector<int32_t>(static_cast<size_t>(count), context)};
+    batch.contexts.back() = longest;
+    return batch;
+  };
+  for (Heads heads : {Heads{8, 2, 128}, {12, 1, 64}}) {
+    for (const Batch& batch : {decodes(1, 0, 20'000),
+                               decodes(3, 9'000, 30'000),
+                               decodes(10, 700, 701),
+                               decodes(24, 300, 4'000),
+                               decodes(50, 100, 200),
+                               decodes(64, 64, 1'000)}) {
+      compare(DType::kBF16, heads, batch, 16);
+      compare(DType::kBF16, heads, batch, 16);  // what the first left must not matter
+    }
+  }
+}
+
+// With 16 kv heads a dozen sequences are many: of equal lengths they are not cut, of others they are; with
+// prompts and sequences without tokens among them.
+TEST_F(CudaAttention, ManySequencesFillTheDevice) {
+  auto decodes = [](size_t count, auto context_of) {
+    Batch batch{std::vector<int32_t>(count, 1), {}};
+    for (size_t i = 0; i < count; ++i) batch.contexts.push_back(context_of(static_cast<int32_t>(i)));
+    return batch;
+  };
+  Batch mixed = decodes(40, [](int32_t i) { return 1 + 37 * i % 200; });
+  mixed.queries[0] = mixed.queries[17] = mixed.queries[39] = 0;
+  mixed.queries[3] = 90;
+  mixed.contexts[3] = 180;
+  mixed.queries[20] = 2;
+  mixed.contexts[20] = 65;
+  const Batch batches[] = {decodes(13, [](int32_t) { return 1; }),
+                           decodes(16, [](int32_t) { return 200; }),  // two blocks a processor, then three
+                           decodes(20, [](int32_t) { return 130; }),
+                           decodes(14, [](int32_t i) { return i == 7 ? 700 : 64; }),
+                           mixed};
+  for (Heads heads : {Heads{32, 16, 64}, {192, 16, 64}}) {
+    for (const Batch& batch : batches) compare_state(DType::kBF16, DType::kBF16, heads, batch, 16);
+    compare_state(DType::kF16, DType::kF8E4M3, heads, mixed, 16);
+  }
+}
+
+}  // namespace
+}  // namespace llm_dist::kernels
