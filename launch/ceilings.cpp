@@ -158,6 +158,16 @@ double flops_per_token(RankProcess& process, bool with_head) {
   return 2 * (with_head ? elements : elements - head);
 }
 
+// Of these, what a prompt's tokens are spared on this rank (parallel/sampled_rows.h).
+double flops_behind_last_attention(RankProcess& process) {
+  const checkpoint::ModelConfig& config = process.checkpoint().config();
+  const parallel::Layout& layout = process.engine().options().layout;
+  const parallel::Mesh mesh(layout, process.world().rank_info().rank);
+  if (!mesh.last_stage()) return 0;
+  const int64_t features = config.num_heads * config.head_dim + 3 * config.intermediate_size;
+  return 2.0 * static_cast<double>(features * config.hidden_size) / layout.tp;
+}
+
 }  // namespace
 
 Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& batches) {
@@ -195,7 +205,8 @@ StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch
 
 double prefill_floor(RankProcess& process, const Ceilings& ceilings, int64_t num_tokens) {
   if (ceilings.gemm_flops_per_second == 0) return 0;
-  return static_cast<double>(num_tokens) * flops_per_token(process, false) / ceilings.gemm_flops_per_second;
+  const double flops = flops_per_token(process, false) - flops_behind_last_attention(process);
+  return static_cast<double>(num_tokens) * flops / ceilings.gemm_flops_per_second;
 }
 
 }  // namespace llm_dist::launch

@@ -11,6 +11,9 @@
 namespace llm_dist::launch {
 namespace {
 
+// Smaller steps wait for few bytes, which norms of all rows by every rank save a trip.
+constexpr int64_t kSequenceParallelTokens = 256;
+
 bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
   const checkpoint::TensorInfo* tensor = checkpoint.find("model.layers.0.mlp.down_proj.weight");
   return tensor != nullptr && is_quantized(tensor->scheme);
@@ -278,6 +281,8 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.layout = choice.layout;
   options.layer_split = flags.parallel.pp_layer_split;
   options.layout.sequence_parallel = flags.parallel.sequence_parallel == "on";
+  if (flags.parallel.sequence_parallel == "auto" && resources.shares_norms)
+    options.layout.sequence_parallel_from = kSequenceParallelTokens;
   resolved.layout_reason = choice.reason;
 
   options.dtype = automatic_dtype(checkpoint, resources);

@@ -68,16 +68,18 @@ RowParallelLinear::RowParallelLinear(
   }
 }
 
-Tensor RowParallelLinear::term(int64_t rows) const {
-  Tensor term = context_.arena->get(output_, rows, output_size_);
-  if (context_.mesh.tp() == 1 || context_.mesh.sequence_parallel()) return term;
+Tensor RowParallelLinear::term(const StepView& step) const {
+  Tensor term = context_.arena->get(output_, step.num_tokens, output_size_);
+  if (step.sequence_parallel && region_.is_summed_by_norm(step.num_tokens, context_.dtype, step))
+    return context_.norm_reducer->shared_term(step.num_tokens, output_size_, context_.dtype);
+  if (context_.mesh.tp() == 1 || step.sequence_parallel) return term;
   const std::span<std::byte> faster = context_.tensor_group->sum_memory();
   if (static_cast<size_t>(term.bytes()) <= faster.size()) term.data = faster.data();
   return term;
 }
 
 Contribution RowParallelLinear::forward(const Tensor& x, const StepView& step) const {
-  const Tensor out = term(step.num_tokens);
+  const Tensor out = term(step);
   context_.ops->linear({.x = x, .weight = weight_, .bias = bias_, .out = out});
   return region_.contribute(out, step);
 }

@@ -64,8 +64,8 @@ class RowParallelLinear {
   Contribution forward(const Tensor& x, const StepView& step) const;
 
  private:
-  // Where this rank's term stands: few rows in the group's own memory, if it has some.
-  Tensor term(int64_t rows) const;
+  // Where this rank's term stands: in the group's own memory, if it has some for these rows.
+  Tensor term(const StepView& step) const;
 
   Context context_;
   SequenceRegion region_;

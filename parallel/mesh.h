@@ -1,6 +1,8 @@
 // Mesh: where a rank stands among tensor-parallel ranks and pipeline stages.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -11,8 +13,15 @@ namespace llm_dist::parallel {
 struct Layout {
   int tp = 1;
   int pp = 1;
-  bool sequence_parallel = false;
+  bool sequence_parallel = false;  // every step
+  // Steps of at least so many tokens, where every tensor group has a kernel for norms of shares
+  // (comm/norm_reducer.h).
+  int64_t sequence_parallel_from = kNever;
 
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  bool is_sequence_parallel(int64_t tokens) const {
+    return tp > 1 && (sequence_parallel || tokens >= sequence_parallel_from);
+  }
   int world_size() const { return tp * pp; }
   bool operator==(const Layout&) const = default;
 };
@@ -33,7 +42,10 @@ class Mesh {
   int stage() const { return rank_ / layout_.tp; }
   bool first_stage() const { return stage() == 0; }
   bool last_stage() const { return stage() == layout_.pp - 1; }
-  bool sequence_parallel() const { return layout_.sequence_parallel && layout_.tp > 1; }
+  // Whether a step may be.
+  bool sequence_parallel() const {
+    return tp() > 1 && (layout_.sequence_parallel || layout_.sequence_parallel_from != Layout::kNever);
+  }
 
   int rank_of(int stage, int rank_tp) const { return stage * layout_.tp + rank_tp; }
   // World ranks of this rank's tensor group.

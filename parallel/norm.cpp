@@ -17,12 +17,24 @@ Tensor RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual) cons
 }
 
 Tensor RmsNorm::sum_and_norm(const Tensor& term, const Tensor& residual) const {
+  if (residual.dim(0) != term.dim(0)) return sum_and_norm_shares(term, residual);
   context_.ops->observed(
       kernels::CallKind::kCollective, "all_reduce_add_rms_norm", term.dim(0), [&](device::Stream& stream) {
         context_.norm_reducer->all_reduce_add_rms_norm(
             {.x = term, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = term}, stream);
       });
   return term;
+}
+
+Tensor RmsNorm::sum_and_norm_shares(const Tensor& term, const Tensor& residual) const {
+  comm::NormReducer& reducer = *context_.norm_reducer;
+  const Tensor out = reducer.shared_out(term.dim(0), term.dim(1), term.dtype);
+  context_.ops->observed(
+      kernels::CallKind::kCollective, "add_rms_norm_of_shares", term.dim(0), [&](device::Stream& stream) {
+        reducer.add_rms_norm_of_shares(
+            {.x = term, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = out}, stream);
+      });
+  return out;
 }
 
 Tensor RmsNorm::norm(const Tensor& residual) const {

@@ -1,8 +1,7 @@
 // The residual stream: the one activation that lives through all of a stage's layers, held in local rows.
 #pragma once
 
-#include "parallel/contribution.h"
-#include "parallel/step_view.h"
+#include "parallel/sequence_region.h"
 
 namespace llm_dist::parallel {
 
@@ -18,6 +17,7 @@ class ResidualStream {
   ResidualStream(const Context& context, int64_t hidden_size)
       : context_(context),
         hidden_size_(hidden_size),
+        region_(context, hidden_size),
         residual_(context.arena->declare("residual", RowKind::kLocalTokens, hidden_size, context.dtype)) {}
 
   // The stream before anything stands in it.
@@ -34,9 +34,9 @@ class ResidualStream {
     return hidden;
   }
   // Everything added up: what the next stage starts from.
-  Tensor finish(const Hidden& hidden) const {
+  Tensor finish(const Hidden& hidden, const StepView& step) const {
     if (!hidden.x) return hidden.residual;
-    const Tensor x = hidden.x.is_partial() ? all_reduce_rows(context_, hidden.x.term()) : hidden.x.sum();
+    const Tensor x = hidden.x.is_partial() ? region_.reduce_to_local(hidden.x.term(), step) : hidden.x.sum();
     context_.ops->add({.a = hidden.residual, .b = x});
     return hidden.residual;
   }
@@ -44,6 +44,7 @@ class ResidualStream {
  private:
   Context context_;
   int64_t hidden_size_;
+  SequenceRegion region_;
   Arena::Id residual_;
 };
 

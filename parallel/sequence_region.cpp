@@ -9,7 +9,8 @@ SequenceRegion::SequenceRegion(const Context& context, int64_t hidden_size)
 }
 
 Tensor SequenceRegion::gather_to_whole(const Tensor& local, const StepView& step) const {
-  if (!context_.mesh.sequence_parallel()) return local;
+  // The norm of shares hands out all rows.
+  if (!step.sequence_parallel || local.dim(0) == step.num_tokens) return local;
   Tensor whole = context_.arena->get(whole_, step.num_tokens, hidden_size_);
   context_.ops->observed(
       kernels::CallKind::kCollective, "all_gather", step.num_tokens, [&](device::Stream& stream) {
@@ -20,7 +21,7 @@ Tensor SequenceRegion::gather_to_whole(const Tensor& local, const StepView& step
 
 Tensor SequenceRegion::reduce_to_local(const Tensor& partial, const StepView& step) const {
   if (context_.mesh.tp() == 1) return partial;
-  if (!context_.mesh.sequence_parallel()) return all_reduce_rows(context_, partial);
+  if (!step.sequence_parallel) return all_reduce_rows(context_, partial);
   Tensor local = context_.arena->get(local_, step.local_tokens, hidden_size_);
   context_.ops->observed(
       kernels::CallKind::kCollective, "reduce_scatter", step.num_tokens, [&](device::Stream& stream) {
@@ -29,11 +30,15 @@ Tensor SequenceRegion::reduce_to_local(const Tensor& partial, const StepView& st
   return local;
 }
 
+bool SequenceRegion::is_summed_by_norm(int64_t rows, DType dtype, const StepView& step) const {
+  const comm::NormReducer* reducer = context_.norm_reducer;
+  if (context_.mesh.tp() == 1 || reducer == nullptr) return false;
+  return step.sequence_parallel ? reducer->takes_shares(rows, hidden_size_, dtype)
+                                : reducer->takes(rows, hidden_size_, dtype);
+}
+
 Contribution SequenceRegion::contribute(const Tensor& partial, const StepView& step) const {
-  const bool summed_by_norm = context_.mesh.tp() > 1 && !context_.mesh.sequence_parallel() &&
-                              context_.norm_reducer != nullptr &&
-                              context_.norm_reducer->takes(partial.dim(0), hidden_size_, partial.dtype);
-  if (summed_by_norm) return Contribution::partial(partial);
+  if (is_summed_by_norm(partial.dim(0), partial.dtype, step)) return Contribution::partial(partial);
   return Contribution::finished(reduce_to_local(partial, step));
 }
 

@@ -21,6 +21,7 @@ class SequenceRegion {
   Tensor reduce_to_local(const Tensor& partial, const StepView& step) const;
   // The same for what goes into the residual stream next: the sum may be left to the norm there.
   Contribution contribute(const Tensor& partial, const StepView& step) const;
+  bool is_summed_by_norm(int64_t rows, DType dtype, const StepView& step) const;
 
  private:
   Context context_;

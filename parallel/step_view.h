@@ -23,17 +23,20 @@ struct StepBounds {
 };
 
 struct StepView {
-  int64_t num_tokens = 0;    // padded to a multiple of tp under sequence parallelism
-  int64_t local_tokens = 0;  // this rank's rows in sequence regions
+  int64_t num_tokens = 0;          // padded to a multiple of tp under sequence parallelism
+  int64_t local_tokens = 0;        // this rank's rows in sequence regions
+  bool sequence_parallel = false;  // a share of the tokens each, not all
   int64_t num_sequences = 0;
   int64_t num_samples = 0;
-  Tensor token_ids;             // i32 [num_tokens]
-  Tensor positions;             // i32 [num_tokens]
-  Tensor kv_slots;              // i32 [num_tokens], negative for padding
-  Tensor query_starts;          // i32 [num_sequences + 1]
-  Tensor context_lens;          // i32 [num_sequences]
-  Tensor block_tables;          // i32 [num_sequences, max_blocks]
-  Tensor sample_rows;           // i32 [num_samples], rows of the tokens whose logits are wanted
+  Tensor token_ids;     // i32 [num_tokens]
+  Tensor positions;     // i32 [num_tokens]
+  Tensor kv_slots;      // i32 [num_tokens], negative for padding
+  Tensor query_starts;  // i32 [num_sequences + 1]
+  Tensor context_lens;  // i32 [num_sequences]
+  Tensor block_tables;  // i32 [num_sequences, max_blocks]
+  // i32 [num_samples], rows of the tokens whose logits are wanted; none: these rows alone are left
+  // (parallel/sampled_rows.h).
+  Tensor sample_rows;
   std::span<const KvLayer> kv;  // this stage's layers
   StepBounds bounds;
 };

@@ -35,10 +35,13 @@ VocabParallelHead::VocabParallelHead(const Context& context, const VocabWeight& 
       logits_(context.arena->declare("logits", RowKind::kSamples, table.shard().padded, DType::kF32)) {}
 
 Tensor VocabParallelHead::forward(const Tensor& x, const StepView& step) const {
-  Tensor whole = region_.gather_to_whole(x, step);
-  Tensor sampled = context_.arena->get(sampled_, step.num_samples, table_.hidden_size());
+  Tensor sampled = region_.gather_to_whole(x, step);
+  if (step.sample_rows) {
+    const Tensor whole = sampled;
+    sampled = context_.arena->get(sampled_, step.num_samples, table_.hidden_size());
+    context_.ops->gather_rows({.x = whole, .rows = step.sample_rows, .out = sampled});
+  }
   Tensor logits = context_.arena->get(logits_, step.num_samples, table_.shard().padded);
-  context_.ops->gather_rows({.x = whole, .rows = step.sample_rows, .out = sampled});
   context_.ops->linear({.x = sampled, .weight = table_.weight(), .out = logits});
   return logits;
 }

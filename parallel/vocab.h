@@ -42,7 +42,7 @@ class VocabParallelHead {
  public:
   VocabParallelHead(const Context& context, const VocabWeight& table);
   // x: local [local_tokens, hidden], normalised → f32 logits of this rank's shard [num_samples, shard.padded]
-  // for the rows that are sampled.
+  // for the rows that are sampled: the step's sample_rows, all where it has none.
   Tensor forward(const Tensor& x, const StepView& step) const;
   const VocabWeight& table() const { return table_; }
 

@@ -48,6 +48,10 @@ struct EngineOptions {
   // Steps issued and not yet collected: one in the plain loop; else one is scheduled while the others run.
   int max_steps_in_flight() const { return async_scheduling ? (layout.pp == 1 ? 2 : layout.pp + 1) : 1; }
   int64_t max_blocks_per_sequence() const { return (max_model_len + block_size - 1) / block_size; }
+  // Of a step's tokens: as many rows as they take. What is sequence parallel stays so.
+  int64_t padded_step(int64_t tokens) const {
+    return layout.is_sequence_parallel(tokens) ? round_up(tokens, layout.tp) : tokens;
+  }
   // Rows that every rank's share of is equal.
   int64_t padded_tokens() const { return round_up(max_num_batched_tokens, layout.tp); }
   int64_t padded_samples() const { return round_up(max_num_seqs, layout.tp); }

@@ -203,7 +203,7 @@ Tensor ModelRunner::forward(const PreparedStep& step) {
     hidden = model.entrance(view);
   }
   for (int i = 0; i < model.num_blocks(); ++i) model.block(i, hidden, view);
-  if (!mesh().last_stage()) return model.leave(hidden);
+  if (!mesh().last_stage()) return model.leave(hidden, view);
   return view.num_samples > 0 ? model.head(hidden, view) : Tensor{};
 }
 

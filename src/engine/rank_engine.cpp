@@ -118,6 +118,8 @@ Status RankEngine::build() {
   ASSIGN_OR_RETURN(op_state_, parts_.ops->make_state(*parts_.backend, op_state_options(config, options_)));
   ops_ = std::make_unique<kernels::Ops>(*parts_.ops, *op_state_, *compute_, parts_.hooks.observer);
   RETURN_IF_ERROR(make_communicators());
+  auto* norm_reducer = dynamic_cast<comm::NormReducer*>(tensor_group_);
+  RETURN_IF_ERROR(agree_on_shares(norm_reducer));
 
   parallel::Context context{.mesh = mesh_,
                             .dtype = options_.dtype,
@@ -125,7 +127,7 @@ Status RankEngine::build() {
                             .weights = &weight_map_,
                             .ops = ops_.get(),
                             .tensor_group = tensor_group_,
-                            .norm_reducer = dynamic_cast<comm::NormReducer*>(tensor_group_)};
+                            .norm_reducer = norm_reducer};
   ASSIGN_OR_RETURN(model_, build_model(*parts_.checkpoint, options_, context));
   RETURN_IF_ERROR(arena_.allocate(*parts_.backend));
   RETURN_IF_ERROR(load());
@@ -166,6 +168,20 @@ Status RankEngine::agree_on_blocks() {
                options_.num_blocks * options_.block_size,
                options_.max_model_len));
   }
+  return ok_status();
+}
+
+// Stages hand on rows by shares or whole: all do the same.
+Status RankEngine::agree_on_shares(const comm::NormReducer* reducer) {
+  parallel::Layout& layout = options_.layout;
+  if (layout.tp == 1 || layout.sequence_parallel_from == parallel::Layout::kNever) return ok_status();
+  const bool takes = reducer != nullptr &&
+                     reducer->takes_shares(
+                         options_.padded_tokens(), parts_.checkpoint->config().hidden_size, options_.dtype);
+  ASSIGN_OR_RETURN(
+      std::vector<std::string> all,
+      parts_.world->all_gather_bytes(takes ? "yes" : "no", Deadline::after_seconds(kAgreeDeadlineSeconds)));
+  if (std::ranges::find(all, "no") != all.end()) layout.sequence_parallel_from = parallel::Layout::kNever;
   return ok_status();
 }
 

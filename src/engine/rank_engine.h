@@ -81,6 +81,7 @@ class RankEngine {
   Status make_lanes();
   Status load();
   Status agree_on_blocks();
+  Status agree_on_shares(const comm::NormReducer* reducer);
   Status warm_up();
   Status capture_graphs();
 

@@ -92,12 +92,10 @@ Result<std::unique_ptr<StepInputs>> StepInputs::create(device::Backend& backend,
 StepInputs::Counts StepInputs::count(const sched::StepPlan& plan,
                                      const sched::Mirror& mirror,
                                      int64_t bucket) const {
-  bool local = options_.layout.sequence_parallel && options_.layout.tp > 1;
   auto sequences = static_cast<int64_t>(plan.runs.size());
-  Counts counts{
-      .tokens = EngineOptions::round_up(std::max(plan.num_tokens(), bucket), local ? options_.layout.tp : 1),
-      .sequences = std::max(sequences, bucket),
-      .samples = EngineOptions::round_up(std::max(plan.num_samples(), bucket), options_.layout.tp)};
+  Counts counts{.tokens = options_.padded_step(std::max(plan.num_tokens(), bucket)),
+                .sequences = std::max(sequences, bucket),
+                .samples = EngineOptions::round_up(std::max(plan.num_samples(), bucket), options_.layout.tp)};
   for (const sched::SlotRun& run : plan.runs) {
     const sched::Mirror::Slot& slot = mirror.slot(run.slot);
     int32_t end = std::min(run.begin + run.count, slot.params.num_tokens);
@@ -233,8 +231,8 @@ void StepInputs::pad() {
 void StepInputs::view_inputs() {
   parallel::StepView& view = prepared_.view;
   view.num_tokens = counts_.tokens;
-  bool local = options_.layout.sequence_parallel && options_.layout.tp > 1;
-  view.local_tokens = local ? view.num_tokens / options_.layout.tp : view.num_tokens;
+  view.sequence_parallel = options_.layout.is_sequence_parallel(view.num_tokens);
+  view.local_tokens = view.sequence_parallel ? view.num_tokens / options_.layout.tp : view.num_tokens;
   view.num_sequences = counts_.sequences;
   view.num_samples = counts_.samples;
   auto ints = [&](int64_t offset, std::initializer_list<int64_t> shape) {
@@ -281,9 +279,7 @@ Result<PreparedStep> StepInputs::prepare_padding(int64_t tokens,
                                                  const sched::Mirror& mirror,
                                                  device::Stream& stream) {
   const int64_t tp = options_.layout.tp;
-  const bool local = options_.layout.sequence_parallel && tp > 1;
-  const Counts counts{
-      .tokens = EngineOptions::round_up(tokens, local ? tp : 1), .sequences = 1, .samples = tp};
+  const Counts counts{.tokens = options_.padded_step(tokens), .sequences = 1, .samples = tp};
   return stage(sched::StepPlan{}, mirror, stream, counts, tokens);
 }
 

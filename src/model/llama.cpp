@@ -5,6 +5,7 @@
 #include "parallel/attention.h"
 #include "parallel/linear.h"
 #include "parallel/norm.h"
+#include "parallel/sampled_rows.h"
 #include "src/model/registry.h"
 
 namespace llm_dist::model {
@@ -36,8 +37,12 @@ class LlamaAttention {
              options.config.attention_bias) {}
 
   void plan(const StepView& step) const { attention_.plan(step); }
-  Contribution forward(const Tensor& x, const StepView& step) const {
-    return out_.forward(attention_.forward(qkv_.forward(x, step), step), step);
+  // Whole [num_tokens, features of this rank's heads].
+  Tensor attend(const Tensor& x, const StepView& step) const {
+    return attention_.forward(qkv_.forward(x, step), step);
+  }
+  Contribution project(const Tensor& attended, const StepView& step) const {
+    return out_.forward(attended, step);
   }
 
  private:
@@ -92,16 +97,28 @@ class LlamaBlock {
         mlp_(context, options, name + ".mlp") {}
 
   void plan(const StepView& step) const { attention_.plan(step); }
-  void forward(Hidden& hidden, const StepView& step) const {
-    Tensor x =
-        hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
-    x = mlp_norm_.add_and_norm(attention_.forward(x, step), hidden.residual);
-    hidden.x = mlp_.forward(x, step);
+  void forward(Hidden& hidden, const StepView& step) const { go_on(attend(hidden, step), hidden, step); }
+  // Of a model's last block, behind whose attention only the sampled rows matter. Without any, all that it
+  // leaves is in the KV cache.
+  void forward_last(Hidden& hidden, const StepView& step, const parallel::SampledRows& sampled) const {
+    const Tensor attended = attend(hidden, step);
+    if (step.num_samples == 0) return;
+    hidden.residual = sampled.residual(hidden.residual, step);
+    go_on(sampled.attended(attended, step), hidden, parallel::SampledRows::behind_attention(step));
   }
 
  private:
   static float epsilon(const ModelOptions& options) {
     return static_cast<float>(options.config.rms_norm_eps);
+  }
+  Tensor attend(Hidden& hidden, const StepView& step) const {
+    const Tensor x =
+        hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
+    return attention_.attend(x, step);
+  }
+  void go_on(const Tensor& attended, Hidden& hidden, const StepView& step) const {
+    const Tensor x = mlp_norm_.add_and_norm(attention_.project(attended, step), hidden.residual);
+    hidden.x = mlp_.forward(x, step);
   }
 
   parallel::RmsNorm input_norm_;
@@ -138,6 +155,8 @@ class Llama : public Model {
             context, config, config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
       }
       head_ = std::make_unique<parallel::VocabParallelHead>(context, tied_here ? *table_ : *head_table_);
+      sampled_ = std::make_unique<parallel::SampledRows>(
+          context, config.hidden_size, heads_.q.count * config.head_dim);
     }
   }
 
@@ -150,11 +169,17 @@ class Llama : public Model {
   Hidden embed(const StepView& step) override { return stream_.start(embedding_->forward(step), step); }
   Hidden entrance(const StepView& step) override { return stream_.entrance(step); }
   void block(int index, Hidden& hidden, const StepView& step) override {
-    blocks_[static_cast<size_t>(index)]->forward(hidden, step);
+    const LlamaBlock& block = *blocks_[static_cast<size_t>(index)];
+    if (sampled_ && index == num_blocks() - 1) {
+      block.forward_last(hidden, step, *sampled_);
+    } else {
+      block.forward(hidden, step);
+    }
   }
-  Tensor leave(const Hidden& hidden) override { return stream_.finish(hidden); }
+  Tensor leave(const Hidden& hidden, const StepView& step) override { return stream_.finish(hidden, step); }
   Tensor head(Hidden& hidden, const StepView& step) override {
-    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual), step);
+    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual),
+                          parallel::SampledRows::behind_attention(step));
   }
 
  private:
@@ -178,6 +203,7 @@ class Llama : public Model {
   std::vector<std::unique_ptr<LlamaBlock>> blocks_;
   std::unique_ptr<parallel::RmsNorm> norm_;
   std::unique_ptr<parallel::VocabParallelHead> head_;
+  std::unique_ptr<parallel::SampledRows> sampled_;  // last stage
 };
 
 }  // namespace

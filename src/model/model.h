@@ -30,7 +30,7 @@ class Model {
   // Block `index` of this stage, from 0.
   virtual void block(int index, parallel::Hidden& hidden, const parallel::StepView& step) = 0;
   // Stages before the last: what the next one starts from, [local_tokens, hidden].
-  virtual Tensor leave(const parallel::Hidden& hidden) = 0;
+  virtual Tensor leave(const parallel::Hidden& hidden, const parallel::StepView& step) = 0;
   // Last stage: f32 logits of this rank's vocabulary shard, [num_samples, vocab_shard.padded].
   virtual Tensor head(parallel::Hidden& hidden, const parallel::StepView& step) = 0;
 };

@@ -246,11 +246,16 @@ class Trace : public kernels::OpObserver {
   void forget() { rows_.clear(); }
   std::set<int64_t> rows(const std::string& op) const {
     auto found = rows_.find(op);
-    return found == rows_.end() ? std::set<int64_t>{} : found->second;
+    return found == rows_.end() ? std::set<int64_t>{}
+                                : std::set<int64_t>(found->second.begin(), found->second.end());
+  }
+  int64_t calls(const std::string& op, int64_t rows) const {
+    auto found = rows_.find(op);
+    return found == rows_.end() ? 0 : static_cast<int64_t>(found->second.count(rows));
   }
 
  private:
-  std::map<std::string, std::set<int64_t>> rows_;
+  std::map<std::string, std::multiset<int64_t>> rows_;
 };
 
 Trace trace_of(const GoldenCase& golden, const parallel::Layout& layout) {
@@ -271,20 +276,49 @@ TEST(SequenceParallel, NormsSeeTheirShareOfTheRowsAndNothingIsAllReduced) {
   GoldenCase golden = load_golden("grouped");
   ASSERT_EQ(golden.prompts[1].size(), 9u);
   Trace trace = trace_of(golden, {.tp = 2, .sequence_parallel = true});
-  EXPECT_EQ(trace.rows("add_rms_norm"), (Rows{1, 5}));  // ceil(9 / 2), and ceil(1 / 2) in decode steps
+  // ceil(9 / 2), and ceil(1 / 2) in decode steps. Behind the last attention a prompt's one sampled row stands
+  // on both ranks, beside a row of padding.
+  EXPECT_EQ(trace.rows("add_rms_norm"), (Rows{1, 2, 5}));
   EXPECT_EQ(trace.rows("rms_norm"), (Rows{1, 5}));
   EXPECT_EQ(trace.rows("attention"), (Rows{2, 10}));
   EXPECT_EQ(trace.rows("all_gather"), (Rows{2, 10}));
   EXPECT_EQ(trace.rows("reduce_scatter"), (Rows{2, 10}));
-  EXPECT_EQ(trace.rows("all_reduce"), Rows{});
+  EXPECT_EQ(trace.rows("all_reduce"), Rows{2});
+  EXPECT_EQ(trace.calls("all_reduce", 2), 2);
 }
 
 TEST(SequenceParallel, OffEveryRankNormsAllRows) {
   Trace trace = trace_of(load_golden("grouped"), {.tp = 2});
-  EXPECT_EQ(trace.rows("add_rms_norm"), (Rows{1, 9}));
-  EXPECT_EQ(trace.rows("all_reduce"), (Rows{1, 9}));
+  EXPECT_EQ(trace.rows("add_rms_norm"), (Rows{1, 2, 9}));
+  EXPECT_EQ(trace.rows("all_reduce"), (Rows{1, 2, 9}));
   EXPECT_EQ(trace.rows("reduce_scatter"), Rows{});
   EXPECT_EQ(trace.rows("all_gather"), Rows{});
+}
+
+TEST(SampledRows, BehindTheLastAttentionAPromptIsOneRow) {
+  GoldenCase golden = load_golden("grouped");
+  const int64_t layers = golden.checkpoint->config().num_layers;
+  Trace trace = trace_of(golden, {});
+  EXPECT_EQ(trace.calls("attention", 9), layers);
+  EXPECT_EQ(trace.calls("linear_silu_and_mul", 9), layers - 1);
+  EXPECT_EQ(trace.calls("linear_silu_and_mul", 1), 1 + 3 * layers);  // and three decode steps
+}
+
+TEST(SampledRows, AChunkWithoutAPromptsEndLeavesItsKeysAlone) {
+  GoldenCase golden = load_golden("grouped");
+  const int64_t layers = golden.checkpoint->config().num_layers;
+  Trace trace;
+  EngineOptions options = golden_options(golden, {});
+  options.max_num_batched_tokens = 8;
+  auto replica = Replica::start(
+      *golden.checkpoint, {.engine = options, .hooks = [&](int) { return EngineHooks{.observer = &trace}; }});
+  ASSERT_TRUE(replica.ok()) << replica.status().to_string();
+  trace.forget();
+  (*replica)->generate({greedy_request(golden.prompts[1], 1)});
+  (*replica)->stop();
+  EXPECT_EQ(trace.calls("rope_append", 8), layers);
+  EXPECT_EQ(trace.calls("linear_silu_and_mul", 8), layers - 1);
+  EXPECT_EQ(trace.calls("linear_silu_and_mul", 1), layers);
 }
 
 }  // namespace

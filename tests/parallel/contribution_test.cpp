@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <list>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -69,7 +70,7 @@ class Group : public comm::Communicator {
   comm::CommInfo info_;
 };
 
-// Makes the two calls that it stands for.
+// Makes the calls that it stands for.
 class Reducer : public comm::NormReducer {
  public:
   Reducer(const Group& group, const kernels::Ops& ops, int64_t most_rows)
@@ -90,18 +91,42 @@ class Reducer : public comm::NormReducer {
                                .out = call.out});
   }
 
+  bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override {
+    return takes(rows, hidden, dtype) && rows % group_.info().size == 0;
+  }
+  Tensor shared_term(int64_t rows, int64_t hidden, DType dtype) const override {
+    return Tensor::contiguous(term_.data(), dtype, {rows, hidden});
+  }
+  Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override {
+    return Tensor::contiguous(out_.data(), dtype, {rows, hidden});
+  }
+  // Of the rows that are the other ranks' nothing comes.
+  void add_rms_norm_of_shares(const comm::SumAndNorm& call, device::Stream& stream) override {
+    CHECK(call.x.data == term_.data() && call.out.data == out_.data());
+    const int64_t share = call.x.dim(0) / group_.info().size;
+    CHECK_EQ(call.residual.dim(0), share);
+    all_reduce_add_rms_norm({.x = call.x.narrow(0, 0, share),
+                             .residual = call.residual,
+                             .weight = call.weight,
+                             .epsilon = call.epsilon,
+                             .out = call.out.narrow(0, 0, share)},
+                            stream);
+  }
+
   int calls = 0;
 
  private:
   const Group& group_;
   const kernels::Ops& ops_;
   int64_t most_rows_;
+  mutable std::array<float, kRows * kHidden> term_{};
+  mutable std::array<float, kRows * kHidden> out_{};
 };
 
 // What a stage does between two matrices, and at its end.
 class Stage {
  public:
-  // most_rows: of the calls that the group's reducer takes; −1: the group has none.
+  // most_rows: of the calls that the group's reducer takes, shared or not; −1: the group has none.
   Stage(Layout layout, int64_t most_rows)
       : group_(layout.tp),
         reducer_(group_, ops_, most_rows),
@@ -113,7 +138,9 @@ class Stage {
                     .ops = &ops_,
                     .tensor_group = &group_,
                     .norm_reducer = most_rows < 0 ? nullptr : &reducer_};
-    view_ = {.num_tokens = kRows, .local_tokens = layout.sequence_parallel ? kRows / layout.tp : kRows};
+    const bool shares = layout.is_sequence_parallel(kRows);
+    view_ = {
+        .num_tokens = kRows, .local_tokens = shares ? kRows / layout.tp : kRows, .sequence_parallel = shares};
     RowParallelLinear out(context, "out", {0, kInner}, kHidden, false);
     RmsNorm norm(context, "norm", kHidden, 1e-5f);
     ResidualStream stream(context, kHidden);
@@ -139,7 +166,7 @@ class Stage {
     hidden.x = out.forward(x, view_);
     normed_ = values(norm.add_and_norm(hidden.x, hidden.residual));
     hidden.x = out.forward(x, view_);
-    left_ = values(stream.finish(hidden));
+    left_ = values(stream.finish(hidden, view_));
   }
 
   Tensor numbers(std::initializer_list<int64_t> shape, int salt) {
@@ -213,7 +240,7 @@ TEST(Contribution, WhatTheReducerDoesNotTakeIsSummedBeforeTheNorm) {
 
 TEST(Contribution, SequenceParallelSumsAreScattered) {
   Stage plain({.tp = 2}, -1);
-  Stage stage({.tp = 2, .sequence_parallel = true}, kRows);
+  Stage stage({.tp = 2, .sequence_parallel = true}, -1);
   EXPECT_EQ(stage.names(),
             (Calls{"linear", "reduce_scatter", "add_rms_norm", "linear", "reduce_scatter", "add"}));
   EXPECT_EQ(stage.fused_calls(), 0);
@@ -222,6 +249,26 @@ TEST(Contribution, SequenceParallelSumsAreScattered) {
   std::vector<float> own_rows = plain.normed();
   own_rows.resize(kRows / 2 * kHidden);
   EXPECT_EQ(stage.normed(), own_rows);
+}
+
+TEST(Contribution, SequenceParallelSumsAreLeftToTheNormOfSharesWhereTheGroupHasIt) {
+  for (const Layout& layout :
+       {Layout{.tp = 2, .sequence_parallel = true}, Layout{.tp = 2, .sequence_parallel_from = kRows}}) {
+    Stage apart({.tp = 2, .sequence_parallel = true}, -1);
+    Stage stage(layout, kRows);
+    EXPECT_EQ(stage.names(), (Calls{"linear", "add_rms_norm_of_shares", "linear", "reduce_scatter", "add"}));
+    EXPECT_EQ(stage.fused_calls(), 1);
+    std::vector<float> own_rows = stage.normed();
+    ASSERT_EQ(own_rows.size(), kRows * kHidden);
+    own_rows.resize(kRows / 2 * kHidden);
+    EXPECT_EQ(own_rows, apart.normed());
+    EXPECT_EQ(stage.left(), apart.left());
+  }
+}
+
+TEST(Contribution, StepsOfFewerTokensAreNotSequenceParallel) {
+  Stage stage({.tp = 2, .sequence_parallel_from = kRows + 1}, -1);
+  EXPECT_EQ(stage.names(), kPlain);
 }
 
 TEST(Contribution, ARankAloneSumsNothing) {
