@@ -22,6 +22,7 @@
 #include <algorithm>
 
 #include "comm/p2p/all_reduce.h"
+#include "comm/p2p/meet_peers.cuh"
 #include "comm/p2p/packets.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/overlapped_launch.h"
@@ -59,22 +60,6 @@ __global__ void __launch_bounds__(kPacketThreads)
   }
   __syncthreads();
   if (threadIdx.x == 0) *calls = number;
-}
-
-// Tells the peers' blocks of this number that what this block sent them in call `number` is there, and waits
-// for them to say so. Ends with a barrier; false when the group was aborted.
-__device__ bool meet_peers(const PeerView& peers, int64_t flags, uint64_t number) {
-  __syncthreads();  // what the block's other threads have sent goes before the release, too
-  bool aborted = false;
-  const int peer = static_cast<int>(threadIdx.x);
-  if (peer < peers.size && peer != peers.rank) {
-    const int64_t flags_of_block = flags + static_cast<int64_t>(blockIdx.x) * kMaxPeerRanks * 8;
-    store_release(at<uint64_t>(peers, peer, flags_of_block) + peers.rank, number);
-    const uint64_t* theirs = at<uint64_t>(peers, peers.rank, flags_of_block) + peer;
-    uint32_t polls = 0;
-    while (!aborted && load_acquire(theirs) < number) aborted = gives_up(peers, polls);
-  }
-  return __syncthreads_or(aborted) == 0;
 }
 
 // Calls put(unit, get(unit)) for those of `units` that fall to this thread, a batch of gets before its puts.

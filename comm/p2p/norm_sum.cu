@@ -13,13 +13,6 @@
 namespace llm_dist::comm {
 namespace {
 
-template <typename T>
-__device__ void unpack(uint4 raw, float (&values)[kPerUnit<T>]) {
-  const T* packed = reinterpret_cast<const T*>(&raw);
-#pragma unroll
-  for (int i = 0; i < kPerUnit<T>; ++i) values[i] = kernels::to_float_dev(packed[i]);
-}
-
 template <typename T, int kMostRanks>
 __global__ void __launch_bounds__(kernels::kMostNormThreads)
     norm_sums(const __grid_constant__ PeerView peers, const NormRows rows) {

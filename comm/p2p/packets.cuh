@@ -57,6 +57,13 @@ __device__ void store_unit(const FlatTensor& tensor, int unit, uint4 raw) {
   }
 }
 
+template <typename T>
+__device__ void unpack(uint4 raw, float (&values)[kPerUnit<T>]) {
+  const T* packed = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+  for (int i = 0; i < kPerUnit<T>; ++i) values[i] = kernels::to_float_dev(packed[i]);
+}
+
 // raw: by rank.
 template <typename T, int kMostRanks>
 __device__ uint4 sum_units(const uint4 (&raw)[kMostRanks], int size) {

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "comm/p2p/norm_sum.h"
+#include "comm/p2p/shared_norm.h"
 #include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::comm {
@@ -69,6 +70,45 @@ void PeerCommunicator::all_reduce_add_rms_norm(const SumAndNorm& call, device::S
                       .width = static_cast<int>(hidden)};
   issue("all_reduce_add_rms_norm over peer memory", stream, [&](cudaStream_t on) {
     return sum_into_norm(resources_->view(), call.x.dtype, rows, call.x.dim(0), on);
+  });
+}
+
+bool PeerCommunicator::takes_shares(int64_t rows, int64_t hidden, DType dtype) const {
+  return norms_shares(rows, hidden, dtype, info_.size) &&
+         rows * hidden * dtype_bytes(dtype) <= resources_->group().limits.shared_bytes;
+}
+
+Tensor PeerCommunicator::shared_rows(int64_t offset, int64_t rows, int64_t hidden, DType dtype) const {
+  if (!takes_shares(rows, hidden, dtype)) return {};
+  const PeerView& view = resources_->view();
+  const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
+  return Tensor::contiguous(view.memory[view.rank] + offset, dtype, {rows, hidden}, gpu);
+}
+Tensor PeerCommunicator::shared_term(int64_t rows, int64_t hidden, DType dtype) const {
+  return shared_rows(resources_->view().layout.term, rows, hidden, dtype);
+}
+Tensor PeerCommunicator::shared_out(int64_t rows, int64_t hidden, DType dtype) const {
+  return shared_rows(resources_->view().layout.normed, rows, hidden, dtype);
+}
+
+void PeerCommunicator::add_rms_norm_of_shares(const SumAndNorm& call, device::Stream& stream) {
+  const int64_t rows = call.x.dim(0);
+  const int64_t hidden = call.weight.numel();
+  const DType dtype = call.x.dtype;
+  CHECK(takes_shares(rows, hidden, dtype), "a sum and norm of shares of {}", call.x.to_string());
+  CHECK(is_like(call.x, rows, hidden, dtype), "{}", call.x.to_string());
+  CHECK(is_like(call.out, rows, hidden, dtype), "{}", call.out.to_string());
+  CHECK(call.x.data == shared_term(rows, hidden, dtype).data, "a term that the peers do not see");
+  CHECK(call.out.data == shared_out(rows, hidden, dtype).data, "an out that the peers do not see");
+  CHECK(is_like(call.residual, rows / info_.size, hidden, dtype), "{}", call.residual.to_string());
+  CHECK(call.weight.dtype == dtype && is_packed(call.weight), "{}", call.weight.to_string());
+  const ShareRows share{.residual = call.residual.data,
+                        .weight = call.weight.data,
+                        .epsilon = call.epsilon,
+                        .rows = static_cast<int>(rows / info_.size),
+                        .width = static_cast<int>(hidden)};
+  issue("add_rms_norm_of_shares over peer memory", stream, [&](cudaStream_t on) {
+    return norm_shares(resources_->view(), dtype, share, on);
   });
 }
 

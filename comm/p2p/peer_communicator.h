@@ -31,8 +31,14 @@ class PeerCommunicator : public Communicator, public NormReducer {
   Tensor shared_out(int64_t, int64_t, DType) const override { return {}; }
   void add_rms_norm_of_shares(const SumAndNorm&, device::Stream&) override {}
   void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;
+  bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override;
+  Tensor shared_term(int64_t rows, int64_t hidden, DType dtype) const override;
+  Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override;
+  void add_rms_norm_of_shares(const SumAndNorm& call, device::Stream& stream) override;
 
  private:
+  // At `offset` in this rank's memory; null unless shares of it are taken.
+  Tensor shared_rows(int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
   // launch(stream) on this rank's GPU, unless the group or the stream has failed.
   template <typename Launch>
   void issue(const char* what, device::Stream& stream, Launch&& launch);

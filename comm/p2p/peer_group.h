@@ -20,6 +20,9 @@ struct PeerLimits {
   int64_t two_shot_bytes = 0;  // a part of the sum each, then the parts of everyone
   // Up to here a sum goes into residual stream and norm in one kernel, as packets (comm/norm_reducer.h).
   int64_t norm_bytes = 0;
+  // Up to here ranks that share the residual stream sum, add and norm in one kernel. Memory of this size
+  // twice.
+  int64_t shared_bytes = 0;
   bool operator==(const PeerLimits&) const = default;
   int64_t largest() const;  // all-reduce
 };

@@ -3,7 +3,8 @@
 //
 // A unit of a tensor always falls to the same block of a way's kernel, however many blocks a call has, and a
 // block talks only to the blocks of its number on other ranks. So a block's part of each region is its own,
-// each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu).
+// each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu). Terms
+// and normed rows of shared calls are the exception: shared_norm.cu says why they may be.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,8 @@ inline constexpr int kStageThreads = 512;
 inline constexpr int kStageBlocks = 64;
 inline constexpr int kNormRows = 128;       // a block each; a GPU has room for all of them at once
 inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits
+inline constexpr int kSharedThreads = 256;  // a warp for a row
+inline constexpr int kSharedBlocks = 128;   // one a multiprocessor: a GPU has room for all of them at once
 
 // Offsets from the start of a rank's memory.
 struct PeerLayout {
@@ -40,6 +43,11 @@ struct PeerLayout {
   int64_t scatter = 0;         // units [size][part_units]: the ranks' shares of this rank's part
   int64_t gather = 0;          // units [size][part_units]: the ranks' finished parts
   int64_t norm_packets = 0;    // packets [2 slots][size][kNormRows][kNormRowUnits], where wanted
+  int64_t shared_calls = 0;    // uint64_t [kSharedBlocks]
+  int64_t term_flags = 0;      // uint64_t [kSharedBlocks][kMaxPeerRanks]: calls whose terms the peers have
+  int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
+  int64_t term = 0;            // units [units of shared_bytes]: x of a shared call
+  int64_t normed = 0;          // likewise: its out
   int64_t bytes = 0;
 };
 
@@ -49,14 +57,14 @@ constexpr int64_t whole_runs(int64_t units) { return (units + kPacketRun - 1) / 
 inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   // A mapped handle shows its peers whole pages of this size.
   constexpr int64_t kPageBytes = 2 << 20;
-  constexpr int64_t kLineBytes = 128;
+  constexpr int64_t kAlignment = 256;  // whole lines, and as libraries of products want their tensors
   PeerLayout at{.packet_units = whole_runs(units_in(limits.packets_bytes)),
                 .one_shot_units = units_in(limits.one_shot_bytes),
                 .part_units = (units_in(limits.two_shot_bytes) + size - 1) / size};
   int64_t end = 0;
   auto place = [&end](int64_t bytes) {
     const int64_t begin = end;
-    end += (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
+    end += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return begin;
   };
   constexpr int64_t kWord = sizeof(uint64_t);
@@ -72,6 +80,11 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.scatter = place(size * at.part_units * kUnitBytes);
   at.gather = place(size * at.part_units * kUnitBytes);
   if (limits.norm_bytes > 0) at.norm_packets = place(2 * size * kNormRows * kNormRowUnits * kPacketsBytes);
+  at.shared_calls = place(kSharedBlocks * kWord);
+  at.term_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
+  at.normed_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
+  at.term = place(units_in(limits.shared_bytes) * kUnitBytes);
+  at.normed = place(units_in(limits.shared_bytes) * kUnitBytes);
   at.bytes = (end + kPageBytes - 1) / kPageBytes * kPageBytes;
   return at;
 }

@@ -8,6 +8,7 @@
 
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/peer_communicator.h"
+#include "comm/p2p/shared_norm.h"
 #include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::comm {
@@ -122,6 +123,7 @@ Result<std::string> PeerResources::prepare() {
   RETURN_IF_ERROR(take_memory());
   RETURN_IF_ERROR(cuda_status(load_all_reduce_kernels(group_.info.size), "the all-reduce kernels"));
   RETURN_IF_ERROR(cuda_status(load_norm_sum_kernels(group_.info.size), "the kernels of sums and norms"));
+  RETURN_IF_ERROR(cuda_status(load_shared_norm_kernels(group_.info.size), "the kernels of shared norms"));
   std::byte* mine = view_.memory[group_.info.rank];
   Card card{.process = this_process(), .pid = getpid(), .address = reinterpret_cast<uint64_t>(mine)};
   ASSIGN_OR_RETURN(card.gpu, uuid_of(group_.device_index));

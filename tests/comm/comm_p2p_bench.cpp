@@ -1,6 +1,7 @@
 // What an all-reduce of bf16 takes in a graph, over NCCL and each way over peer memory, and what it takes
-// with the norm behind it, apart and in one kernel: the tables from which the limits in
-// comm/p2p/peer_limits.cpp come. A thread for each GPU: comm_p2p_bench [RANKS]
+// with the norm behind it: apart, in one kernel, and in one kernel where ranks share the residual stream. The
+// tables from which the limits in comm/p2p/peer_limits.cpp come. A thread for each GPU: comm_p2p_bench
+// [RANKS]
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -19,6 +20,11 @@ namespace {
 constexpr int64_t kLeastBytes = 2 << 10;
 constexpr int64_t kMostBytes = 16 << 20;
 constexpr int64_t kMostRows = 128;
+constexpr int64_t kLeastSharedRows = 256;
+constexpr int64_t kMostSharedRows = 4096;
+constexpr int64_t kMostHidden = 8192;
+// The rows of a shared call twice, and weights behind them.
+constexpr int64_t kDataBytes = 2 * kMostSharedRows * kMostHidden * 2 + kMostHidden * 2;
 constexpr int kCallsInGraph = 64;
 constexpr int kReplays = 41;
 constexpr double kSeconds = 60;
@@ -128,6 +134,50 @@ void compare_norms(const kernels::CudaModule& module,
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
 
+// All-reduce, then add_rms_norm, both of all rows; and in one kernel, with a share of the residual stream.
+void compare_shares(const kernels::CudaModule& module,
+                    Bench& bench,
+                    std::span<const int> ranks,
+                    int64_t hidden,
+                    bool prints) {
+  const auto size = static_cast<int64_t>(ranks.size());
+  const int64_t most_bytes = kMostSharedRows * hidden * 2;
+  std::unique_ptr<kernels::OpState> state =
+      module.ops->make_state(bench.backend, {.max_tokens = kMostSharedRows, .max_features = hidden}).value();
+  PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()));
+  limits.shared_bytes = most_bytes;
+  auto group =
+      make_p2p_communicator(bench.world, ranks, "shares", bench.world.rank_info().rank, limits).value();
+  auto& reducer = dynamic_cast<NormReducer&>(*group);
+  const Tensor weight = bench.data.view(DType::kBF16, {hidden}, 2 * most_bytes);
+  if (prints)
+    std::printf("%10s %10s %10s   us in a graph, rows of %lld, %zu GPUs\n",
+                "rows",
+                "apart",
+                "shares",
+                static_cast<long long>(hidden),
+                ranks.size());
+  for (int64_t wanted = kLeastSharedRows; wanted <= kMostSharedRows; wanted *= 2) {
+    const int64_t rows = wanted / size * size;
+    const Tensor x = bench.data.view(DType::kBF16, {rows, hidden});
+    const Tensor residual = bench.data.view(DType::kBF16, {rows, hidden}, most_bytes);
+    double apart = measure(bench, [&] {
+      group->all_reduce(x, ReduceOp::kSum, bench.stream);
+      module.ops->add_rms_norm(
+          *state, bench.stream, {.x = x, .residual = residual, .weight = weight, .out = x});
+    });
+    double shares = measure(bench, [&] {
+      reducer.add_rms_norm_of_shares({.x = reducer.shared_term(rows, hidden, DType::kBF16),
+                                      .residual = residual.rows(0, rows / size),
+                                      .weight = weight,
+                                      .out = reducer.shared_out(rows, hidden, DType::kBF16)},
+                                     bench.stream);
+    });
+    if (prints) std::printf("%10lld %10.2f %10.2f\n", static_cast<long long>(rows), apart, shares);
+  }
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
 void run_rank(const kernels::CudaModule& module, ThreadWorld& threads, int rank) {
   std::unique_ptr<World> world = threads.join(rank);
   std::unique_ptr<device::Backend> backend = module.make_backend(rank).value();
@@ -135,12 +185,13 @@ void run_rank(const kernels::CudaModule& module, ThreadWorld& threads, int rank)
   Bench bench{*world,
               *backend,
               *stream,
-              backend->allocate(kMostBytes, device::MemoryKind::kDevice).value(),
+              backend->allocate(kDataBytes, device::MemoryKind::kDevice).value(),
               backend->allocate(4096, device::MemoryKind::kPinned).value()};
   std::vector<int> ranks(static_cast<size_t>(world->rank_info().size));
   std::iota(ranks.begin(), ranks.end(), 0);
   compare_ways(bench, ranks, rank == 0);
-  for (int64_t hidden : {4096, 8192}) compare_norms(module, bench, ranks, hidden, rank == 0);
+  for (int64_t hidden : {int64_t{4096}, kMostHidden}) compare_norms(module, bench, ranks, hidden, rank == 0);
+  for (int64_t hidden : {int64_t{4096}, kMostHidden}) compare_shares(module, bench, ranks, hidden, rank == 0);
 }
 
 int run(int wanted) {

@@ -18,14 +18,6 @@ struct NormShape {
   int64_t elements() const { return rows * hidden; }
 };
 
-// Rounding shows in its sums.
-template <typename T>
-T scattered_value(uint64_t seed, int64_t index) {
-  uint64_t mixed = (static_cast<uint64_t>(index) + (seed << 32)) * 0x9e3779b97f4a7c15u;
-  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9u;
-  return from_float<T>(static_cast<float>(mixed >> 40) * 0x1p-22f - 2.0f);
-}
-
 // One rank's x and residual stream, once for each of the two ways.
 template <typename T>
 class NormTwin {

@@ -25,4 +25,12 @@ void run_in_threads(int size, const std::optional<PeerLimits>& limits, const Ran
 // The same in a launcher's processes where there are any; skips where those are not `size`.
 void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
 
+// Rounding shows in its sums.
+template <typename T>
+T scattered_value(uint64_t seed, int64_t index) {
+  uint64_t mixed = (static_cast<uint64_t>(index) + (seed << 32)) * 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9u;
+  return from_float<T>(static_cast<float>(mixed >> 40) * 0x1p-22f - 2.0f);
+}
+
 }  // namespace llm_dist::comm

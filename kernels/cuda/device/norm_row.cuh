@@ -26,6 +26,27 @@ __device__ inline void add_into(const float (&before)[kVec], float (&values)[kVe
   store_vec<kVec>(values, residual);
 }
 
+template <int kVec>
+__device__ inline void add_squares(const float (&values)[kVec], float& squares) {
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) squares += values[v] * values[v];
+}
+
+// What a row is multiplied by whose squares sum up to `squares`.
+__device__ inline float norm_scale(float squares, int width, float epsilon) {
+  const float mean = squares / static_cast<float>(width);
+  return rsqrtf(mean + epsilon);
+}
+
+template <int kVec>
+__device__ inline void scale_into(const float (&from)[kVec],
+                                  float scale,
+                                  const float (&weights)[kVec],
+                                  float (&to)[kVec]) {
+#pragma unroll
+  for (int v = 0; v < kVec; ++v) to[v] = from[v] * scale * weights[v];
+}
+
 // begin() is called once, before anything but the weights is read. take(i, values) gives the row's elements
 // from i on, each once; `again` is where they can be read from afterwards, by the thread that took them.
 template <int kVec, typename T, typename Begin, typename Take>
@@ -47,22 +68,20 @@ __device__ inline void norm_row(int width,
   for (int i = first; i < width; i += step) {
     float values[kVec];
     take(i, values);
+    add_squares(values, squares);
 #pragma unroll
     for (int v = 0; v < kVec; ++v) {
-      squares += values[v] * values[v];
       if (i == first) kept[v] = values[v];
     }
   }
-  const float mean = block_reduce(squares, AddOp()) / static_cast<float>(width);
-  const float scale = rsqrtf(mean + epsilon);
+  const float scale = norm_scale(block_reduce(squares, AddOp()), width, epsilon);
   for (int i = first; i < width; i += step) {
     if (i != first) {
       load_vec<kVec>(again + i, kept);
       load_vec<kVec>(weight + i, weights);
     }
     float values[kVec];
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) values[v] = kept[v] * scale * weights[v];
+    scale_into(kept, scale, weights, values);
     store_vec<kVec>(values, out + i);
   }
 }

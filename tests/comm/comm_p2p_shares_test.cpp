@@ -1,0 +1,394 @@
+// Sums, additions to shares of the residual stream and norms in one kernel, beside the calls apart.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "comm/norm_reducer.h"
+#include "tests/comm/p2p_fixture.h"
+
+namespace llm_dist::comm {
+namespace {
+
+constexpr int64_t kMostRowsOfRank = 513;
+constexpr int64_t kMostHidden = 16384;
+constexpr int64_t kMostBytes = kMaxPeerRanks * kMostRowsOfRank * 8192 * 2;
+
+// All ways of all-reduces, whose sums have the same bits.
+constexpr PeerLimits kAllWays{.packets_bytes = 64 << 10,
+                              .one_shot_bytes = 1 << 20,
+                              .two_shot_bytes = kMostBytes,
+                              .norm_bytes = 2 << 20,
+                              .shared_bytes = kMostBytes};
+
+struct ShareShape {
+  int64_t rows_of_rank = 0;
+  int64_t hidden = 0;
+};
+
+// One rank's part of calls of some shapes, once in the kernel of shares and once apart. Each shape has a
+// residual stream of its own, since a rank's share of the rows is elsewhere in every shape. The terms of a
+// call are made out of what the call before it has left, by a kernel that stands for the products between.
+template <typename T>
+class SharesTwin {
+ public:
+  SharesTwin(Site& site, GroupUnderTest& group, std::vector<ShareShape> shapes)
+      : group_(group),
+        reducer_(dynamic_cast<NormReducer&>(*group.comm)),
+        backend_(site.backend()),
+        shapes_(std::move(shapes)) {
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      begin_.push_back(all_elements_);
+      all_elements_ += elements(i);
+      if (elements(i) > elements(largest_)) largest_ = i;
+    }
+    const int64_t most = elements(largest_);
+    int64_t most_rows = 0;
+    for (const ShareShape& shape : shapes_) most_rows = std::max(most_rows, shape.rows_of_rank * size());
+    state_ = cuda_module().value()->ops->make_state(backend_, {.max_tokens = most_rows}).value();
+    for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &x_, &spare_})
+      *buffer = allocate(most, device::MemoryKind::kDevice);
+    share_ = allocate(all_elements_ / size(), device::MemoryKind::kDevice);
+    residual_ = allocate(all_elements_, device::MemoryKind::kDevice);
+    weight_ = allocate(kMostHidden, device::MemoryKind::kDevice);
+    for (device::Buffer* buffer : {&residual_host_, &download_[0], &download_[1]})
+      *buffer = allocate(all_elements_, device::MemoryKind::kPinned);
+    upload(weight_, kMostHidden, 77);
+    upload(start_, most, static_cast<uint64_t>(group.rank()) + 1);
+    fill(residual_host_, all_elements_, 99);
+  }
+
+  NormReducer& reducer() { return reducer_; }
+  size_t num_shapes() const { return shapes_.size(); }
+  int64_t rows(size_t shape) const { return shapes_[shape].rows_of_rank * size(); }
+  int64_t hidden(size_t shape) const { return shapes_[shape].hidden; }
+
+  // Both streams and all that they left begin alike.
+  void restart() {
+    const int64_t most = elements(largest_);
+    for (size_t i = 0; i < shapes_.size(); ++i)
+      copy(share_of(i), flat(residual_host_, begin_of_share(i), elements(i) / size()));
+    copy(flat(residual_, 0, all_elements_), flat(residual_host_, 0, all_elements_));
+    for (const device::Buffer& scratch : scratch_) copy(flat(scratch, 0, most), flat(start_, 0, most));
+    copy(flat(x_, 0, most), left_in_out());
+  }
+  void shared(size_t shape) {
+    const Tensor term = reducer_.shared_term(rows(shape), hidden(shape), kType);
+    const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
+    add_rms_norm(shape, out, rows_of(scratch_[0], shape), term);
+    reducer_.add_rms_norm_of_shares(
+        {.x = term,
+         .residual = share_of(shape).reshaped({shapes_[shape].rows_of_rank, hidden(shape)}),
+         .weight = flat(weight_, 0, hidden(shape)),
+         .epsilon = 1e-5f,
+         .out = out},
+        *group_.stream);
+  }
+  void apart(size_t shape) {
+    const Tensor x = rows_of(x_, shape);
+    const Tensor residual = rows_of(residual_, shape, begin_[shape]);
+    add_rms_norm(shape, x, rows_of(scratch_[1], shape), x);
+    if (reducer_.takes(rows(shape), hidden(shape), kType)) {
+      reducer_.all_reduce_add_rms_norm({.x = x,
+                                        .residual = residual,
+                                        .weight = flat(weight_, 0, hidden(shape)),
+                                        .epsilon = 1e-5f,
+                                        .out = x},
+                                       *group_.stream);
+    } else {
+      group_.comm->all_reduce(x, ReduceOp::kSum, *group_.stream);
+      add_rms_norm(shape, x, residual, x);
+    }
+  }
+  // Keeps this rank's GPU busy.
+  void fall_behind(int64_t copies) {
+    const int64_t most = elements(largest_);
+    for (int64_t i = 0; i < copies; ++i) copy(flat(spare_, 0, most), flat(start_, 0, most));
+  }
+  // All that was left, what lies behind the rows of the last call included.
+  void expect_alike() {
+    const int64_t most = elements(largest_);
+    copy(flat(download_[0], 0, most), left_in_out());
+    copy(flat(download_[1], 0, most), flat(x_, 0, most));
+    expect_same_bits("of out", most);
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const int64_t count = elements(i) / size();
+      copy(flat(download_[0], begin_[i] / size(), count), share_of(i));
+      copy(flat(download_[1], begin_[i] / size(), count), flat(residual_, begin_of_share(i), count));
+    }
+    expect_same_bits("of the residual streams", all_elements_ / size());
+  }
+
+ private:
+  static constexpr DType kType = DTypeOf<T>::kValue;
+  static constexpr int64_t kBytes = sizeof(T);
+
+  int size() const { return group_.size(); }
+  int64_t elements(size_t shape) const { return rows(shape) * hidden(shape); }
+  int64_t begin_of_share(size_t shape) const {
+    return begin_[shape] + elements(shape) / size() * group_.rank();
+  }
+  device::Buffer allocate(int64_t count, device::MemoryKind kind) {
+    return backend_.allocate(count * kBytes, kind).value();
+  }
+  Tensor flat(const device::Buffer& buffer, int64_t begin, int64_t count) const {
+    return buffer.view(kType, {count}, begin * kBytes);
+  }
+  Tensor rows_of(const device::Buffer& buffer, size_t shape, int64_t begin = 0) const {
+    return buffer.view(kType, {rows(shape), hidden(shape)}, begin * kBytes);
+  }
+  Tensor share_of(size_t shape) const {
+    return flat(share_, begin_[shape] / size(), elements(shape) / size());
+  }
+  Tensor left_in_out() const {
+    return reducer_.shared_out(rows(largest_), hidden(largest_), kType).reshaped({elements(largest_)});
+  }
+  void copy(const Tensor& to, const Tensor& from) { group_.stream->copy(to, from); }
+  void fill(const device::Buffer& pinned, int64_t count, uint64_t seed) {
+    T* values = reinterpret_cast<T*>(pinned.data());
+    for (int64_t i = 0; i < count; ++i) values[i] = scattered_value<T>(seed, i);
+  }
+  void upload(const device::Buffer& to, int64_t count, uint64_t seed) {
+    device::Buffer host = allocate(count, device::MemoryKind::kPinned);
+    fill(host, count, seed);
+    copy(flat(to, 0, count), flat(host, 0, count));
+    CHECK(group_.synchronize().ok(), "{}", group_.stream->error().to_string());
+  }
+  void add_rms_norm(size_t shape, const Tensor& x, const Tensor& residual, const Tensor& out) {
+    cuda_module().value()->ops->add_rms_norm(*state_,
+                                             *group_.stream,
+                                             {.x = x,
+                                              .residual = residual,
+                                              .weight = flat(weight_, 0, hidden(shape)),
+                                              .epsilon = 1e-5f,
+                                              .out = out});
+  }
+  void expect_same_bits(const char* what, int64_t count) {
+    ASSERT_TRUE(group_.synchronize().ok()) << group_.stream->error().to_string();
+    const std::byte* shared = download_[0].data();
+    const std::byte* apart = download_[1].data();
+    if (std::memcmp(shared, apart, static_cast<size_t>(count * kBytes)) == 0) return;
+    const std::byte* other = std::mismatch(shared, shared + count * kBytes, apart).first;
+    ADD_FAILURE() << "element " << (other - shared) / kBytes << " " << what << " on rank " << group_.rank();
+  }
+
+  GroupUnderTest& group_;
+  NormReducer& reducer_;
+  device::Backend& backend_;
+  std::vector<ShareShape> shapes_;
+  std::vector<int64_t> begin_;  // of each shape's residual stream, in elements
+  int64_t all_elements_ = 0;
+  size_t largest_ = 0;
+  std::unique_ptr<kernels::OpState> state_;
+  device::Buffer start_;          // this rank's own
+  device::Buffer scratch_[2];     // residual streams of what makes the terms; [0] shared, [1] apart
+  device::Buffer x_;              // apart
+  device::Buffer spare_;          // nobody reads it
+  device::Buffer share_;          // of every shape's residual stream
+  device::Buffer residual_;       // apart: every shape's, whole
+  device::Buffer residual_host_;  // how they begin
+  device::Buffer weight_;
+  device::Buffer download_[2];
+};
+
+// Of lanes, warps, blocks and rounds of all of them: some, all, and more than all.
+std::vector<ShareShape> all_shapes() {
+  std::vector<ShareShape> shapes;
+  for (int64_t hidden : {64, 576, 4096, 8192})
+    for (int64_t rows_of_rank : {int64_t{1}, int64_t{3}, int64_t{64}, kMostRowsOfRank})
+      shapes.push_back({rows_of_rank, hidden});
+  for (int64_t hidden : {8, 4104, 8184, 8200, 12288, 16384}) shapes.push_back({3, hidden});
+  shapes.push_back({1100, 512});  // a warp has two rows
+  shapes.push_back({1100, 8});
+  return shapes;
+}
+
+std::vector<ShareShape> some_shapes() {
+  return {{1, 4096}, {3, 576}, {16, 8192}, {130, 64}, {257, 2048}, {2, 16384}, {40, 8}, {128, 4096}};
+}
+
+// The same on every rank.
+std::vector<size_t> calls_of(size_t num_shapes, int count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::vector<size_t> calls;
+  for (int i = 0; i < count; ++i) calls.push_back(generator() % num_shapes);
+  return calls;
+}
+
+class P2pShares : public testing::TestWithParam<int> {
+ protected:
+  void run(const RankBody& body) const { run_with(GetParam(), kAllWays, body); }
+};
+
+template <typename T, typename Body>
+void with_twin(World& world, Site& site, std::vector<ShareShape> shapes, Body&& body) {
+  GroupUnderTest group = make_group(world, site, std::string(to_string(DTypeOf<T>::kValue)));
+  SharesTwin<T> twin(site, group, std::move(shapes));
+  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(60)).ok());
+  body(twin, group);
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(60)).ok());  // before memory goes
+}
+
+TEST_P(P2pShares, HaveTheBitsOfTheCallsApart) {
+  run([](World& world, Site& site) {
+    auto check = [&](auto type) {
+      using T = decltype(type);
+      with_twin<T>(world, site, all_shapes(), [](SharesTwin<T>& twin, GroupUnderTest&) {
+        twin.restart();
+        for (size_t shape = 0; shape < twin.num_shapes(); ++shape) {
+          SCOPED_TRACE(std::to_string(twin.rows(shape)) + " rows of " + std::to_string(twin.hidden(shape)));
+          ASSERT_TRUE(twin.reducer().takes_shares(twin.rows(shape), twin.hidden(shape), DTypeOf<T>::kValue));
+          for (int i = 0; i < 2; ++i) {
+            twin.shared(shape);
+            twin.apart(shape);
+          }
+          twin.expect_alike();
+        }
+      });
+    };
+    check(BFloat16{});
+    check(Float16{});
+  });
+}
+
+// Many calls that no host waits for, alone and between the others of the group.
+TEST_P(P2pShares, CallsOfAllShapesBackToBack) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, some_shapes(), [](SharesTwin<BFloat16>& twin, GroupUnderTest&) {
+      for (unsigned seed = 1; seed <= 6; ++seed) {
+        const std::vector<size_t> calls = calls_of(twin.num_shapes(), 100, seed);
+        twin.restart();
+        for (size_t shape : calls) {
+          if (seed % 3 == 1) twin.apart(shape);
+          twin.shared(shape);
+          if (seed % 3 == 2) twin.apart(shape);
+        }
+        if (seed % 3 == 0)
+          for (size_t shape : calls) twin.apart(shape);
+        twin.expect_alike();
+      }
+    });
+  });
+}
+
+// Now one rank comes late to a call, now another; and those that wait have their next calls behind it.
+TEST_P(P2pShares, RanksThatComeLate) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, some_shapes(), [](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+      for (unsigned seed = 1; seed <= 4; ++seed) {
+        const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 20);
+        std::mt19937 generator(seed);
+        twin.restart();
+        for (size_t shape : calls) {
+          const unsigned late = generator() % static_cast<unsigned>(2 * group.size());
+          const unsigned copies = 1 + generator() % 40;
+          if (static_cast<int>(late) == group.rank()) twin.fall_behind(copies);
+          twin.shared(shape);
+        }
+        for (size_t shape : calls) twin.apart(shape);
+        twin.expect_alike();
+      }
+    });
+  });
+}
+
+TEST_P(P2pShares, GraphsReplayManyTimes) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, some_shapes(), [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+      constexpr int kRounds = 20;
+      constexpr int kReplays = 5;
+      const std::vector<size_t> calls = calls_of(twin.num_shapes(), 33, 3);
+      std::mt19937 pauses(static_cast<unsigned>(group.rank()));
+      auto issue = [&] {
+        for (size_t i = 0; i < calls.size(); ++i) {
+          if (pauses() % 8 == 0) twin.fall_behind(pauses() % 10);
+          twin.shared(calls[i]);
+          if (i % 2 == 0) twin.shared(calls[i]);
+          twin.apart(calls[i]);
+          if (i % 2 == 0) twin.apart(calls[i]);
+        }
+      };
+      twin.restart();
+      issue();
+      ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+      site.backend().begin_capture(*group.stream);
+      issue();
+      auto graph = site.backend().end_capture(*group.stream);
+      ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+      for (int round = 0; round < kRounds; ++round) {
+        twin.restart();
+        for (int replay = 0; replay < kReplays; ++replay) {
+          (*graph)->launch(*group.stream);
+          if (pauses() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
+        }
+        twin.expect_alike();
+      }
+    });
+  });
+}
+
+TEST_P(P2pShares, AnAbortEndsWaitingKernels) {
+  run([](World& world, Site& site) {
+    with_twin<BFloat16>(world, site, some_shapes(), [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+      twin.restart();
+      ASSERT_TRUE(group.synchronize().ok());
+      if (group.rank() != group.size() - 1) {
+        for (size_t shape : calls_of(twin.num_shapes(), 64, 9)) twin.shared(shape);
+        Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
+        EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
+        group.comm->abort(unavailable("a peer is gone"));
+        Status ended = group.stream->synchronize(Deadline::after_seconds(1));
+        EXPECT_TRUE(ended.ok()) << ended.to_string();
+        EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
+        twin.shared(0);
+        EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        group.comm->abort(unavailable("this rank is gone"));
+      }
+    });
+  });
+}
+
+TEST_P(P2pShares, TakesWhatItsKernelAndItsLimitAreFor) {
+  const PeerLimits limits{.packets_bytes = 4096, .shared_bytes = 64 * 1152};
+  run_with(GetParam(), limits, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    auto& reducer = dynamic_cast<NormReducer&>(*group.comm);
+    const int64_t rows = 64 / group.size() * group.size();
+    EXPECT_TRUE(reducer.takes_shares(rows, 576, DType::kBF16));
+    EXPECT_TRUE(reducer.takes_shares(rows, 576, DType::kF16));
+    EXPECT_FALSE(reducer.takes_shares(rows, 576, DType::kF32));
+    EXPECT_FALSE(reducer.takes_shares(rows + group.size(), 576, DType::kBF16));  // more bytes than the limit
+    EXPECT_FALSE(reducer.takes_shares(rows - 1, 576, DType::kBF16));             // unlike shares
+    EXPECT_FALSE(reducer.takes_shares(0, 576, DType::kBF16));
+    EXPECT_FALSE(reducer.takes_shares(rows, 572, DType::kBF16));
+    EXPECT_TRUE(reducer.takes_shares(group.size(), 8, DType::kBF16));
+    EXPECT_FALSE(reducer.takes(rows, 576, DType::kBF16));
+    const Tensor term = reducer.shared_term(rows, 576, DType::kBF16);
+    const Tensor out = reducer.shared_out(rows, 576, DType::kBF16);
+    ASSERT_TRUE(term && out);
+    EXPECT_EQ(term.dim(0), rows);
+    EXPECT_EQ(term.dim(1), 576);
+    EXPECT_EQ(term.device, site.backend().device());
+    EXPECT_GE(std::abs(static_cast<std::byte*>(term.data) - static_cast<std::byte*>(out.data)), term.bytes());
+    EXPECT_FALSE(reducer.shared_term(rows - 1, 576, DType::kBF16));
+    EXPECT_FALSE(reducer.shared_out(rows - 1, 576, DType::kBF16));
+  });
+  run_with(GetParam(), PeerLimits{.packets_bytes = 4096}, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    auto& reducer = dynamic_cast<NormReducer&>(*group.comm);
+    EXPECT_FALSE(reducer.takes_shares(group.size(), 576, DType::kBF16));
+    EXPECT_FALSE(reducer.shared_term(group.size(), 576, DType::kBF16));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, P2pShares, testing::Values(2, 3, 4, 5, 8), [](const auto& instance) {
+  return "With" + std::to_string(instance.param);
+});
+
+}  // namespace
+}  // namespace llm_dist::comm
