@@ -26,10 +26,6 @@ class PeerCommunicator : public Communicator, public NormReducer {
   Status poll() const override;
   void abort(Status cause) override;
   bool takes(int64_t rows, int64_t hidden, DType dtype) const override;
-  bool takes_shares(int64_t, int64_t, DType) const override { return false; }
-  Tensor shared_term(int64_t, int64_t, DType) const override { return {}; }
-  Tensor shared_out(int64_t, int64_t, DType) const override { return {}; }
-  void add_rms_norm_of_shares(const SumAndNorm&, device::Stream&) override {}
   void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override;
   Tensor shared_term(int64_t rows, int64_t hidden, DType dtype) const override;
