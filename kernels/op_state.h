@@ -11,7 +11,7 @@
 
 namespace llm_dist::kernels {
 
-// Which kernels multiply few rows by a matrix, where a device has both a library's and ours.
+// Which kernels multiply rows by a matrix, where a device has both a library's and ours.
 enum class LinearKernels : uint8_t { kFastest, kLibrary, kOwn };
 
 // Which kernels attend to prompts, where a device has some of its own beside those that every device takes.

@@ -71,9 +71,6 @@ __device__ inline void give_turn(int group) {
   asm volatile("bar.arrive %0, %1;" ::"r"(2 + kMultipliers - group), "n"(2 * kGroupThreads) : "memory");
 }
 
-// What was written to shared memory is seen by products and copies behind the next barrier.
-__device__ inline void release_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // The caches as the copies see them: eight keys of a head after eight keys, which the strides count.
 struct KeyPages {
   int keys;  // of a page, which is what one copy brings: 16 to kKeys

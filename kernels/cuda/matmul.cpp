@@ -16,7 +16,8 @@ namespace {
 constexpr int kCandidates = 16;
 // A candidate takes the first guess's place only when it is faster by more than timings scatter.
 constexpr float kClearlyFaster = 0.98f;
-// What a timing alone doesn't see, in milliseconds: ours read weights before the kernel in front has ended.
+// What a timing alone doesn't see, in milliseconds: ours for few rows read weights before the kernel in front
+// has ended.
 constexpr float kOverlap = 0.003f;
 
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
@@ -24,8 +25,11 @@ static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 // In the place of a library's algorithm: ours, then in how many parts. The library's first word is a small
 // number.
 constexpr uint64_t kStreamed = 0x73747265616d6564;
+constexpr uint64_t kGatedChoice = 0x6761746564;
 // One row of x after the other, whatever the shape.
 constexpr int kByRows = -1;
+// Many rows of x, the gate applied where the sums are.
+constexpr int kGated = -2;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
@@ -37,15 +41,16 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
-  return format(
-      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}",
-      device.name,
-      device.major,
-      device.minor,
-      device.multiProcessorCount,
-      driver,
-      cublasLtGetVersion(),
-      kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion));
+  return format("{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}",
+                device.name,
+                device.major,
+                device.minor,
+                device.multiProcessorCount,
+                driver,
+                cublasLtGetVersion(),
+                kernels == LinearKernels::kLibrary
+                    ? "alone"
+                    : format("streamed {}, gated {}", StreamedLinear::kVersion, GatedLinear::kVersion));
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -193,11 +198,13 @@ Matmul::Matmul(cublasLtHandle_t handle,
                const MatmulMemory& memory,
                MatmulChoices choices,
                StreamedLinear streamed,
+               GatedLinear gated,
                LinearKernels kernels)
     : handle_(handle),
       memory_(memory),
       choices_(std::move(choices)),
       streamed_(streamed),
+      gated_(gated),
       kernels_(kernels) {}
 
 Matmul::~Matmul() {
@@ -210,12 +217,13 @@ Result<std::unique_ptr<Matmul>> Matmul::make(const MatmulMemory& memory,
                                              LinearKernels kernels) {
   ASSIGN_OR_RETURN(std::string where, environment(kernels));
   ASSIGN_OR_RETURN(StreamedLinear streamed, StreamedLinear::make());
+  ASSIGN_OR_RETURN(GatedLinear gated, GatedLinear::make());
   MatmulChoices choices(cache_folder, where);
   // It only costs tuning again.
   if (Status loaded = choices.load(); !loaded.ok()) log_warning("{}: not used", loaded.message());
   cublasLtHandle_t handle = nullptr;
   RETURN_IF_ERROR(blas_status(cublasLtCreate(&handle), "cublasLtCreate"));
-  return std::unique_ptr<Matmul>(new Matmul(handle, memory, std::move(choices), streamed, kernels));
+  return std::unique_ptr<Matmul>(new Matmul(handle, memory, std::move(choices), streamed, gated, kernels));
 }
 
 void Matmul::start_tuning() { timer_ = std::make_unique<MatmulTimer>(); }
@@ -230,6 +238,10 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
   return kernels_ != LinearKernels::kLibrary && streamed_.takes(shape);
 }
 
+bool Matmul::takes_gated(const MatmulShape& shape) const {
+  return kernels_ != LinearKernels::kLibrary && gated_.takes(shape);
+}
+
 // Whether rows of x can be quantized for the library.
 bool Matmul::takes_quantized(const MatmulShape& shape) const {
   constexpr int64_t kUnit = 16;  // elements of x and W that the library wants whole
@@ -242,6 +254,8 @@ Status Matmul::issue(const Plan& plan,
                      const Candidate& candidate,
                      const MatmulOperands& operands,
                      device::CudaStream& stream) const {
+  if (candidate.parts == kGated)
+    return device::cuda_status(gated_.launch(shape, operands, stream.handle()), "gated linear");
   const bool by_rows = candidate.parts == kByRows;
   if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
     return issue_then_gate(plan, shape, candidate, operands, stream);
@@ -337,6 +351,7 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   if (takes_streamed(shape)) {
     for (int parts : streamed_.divisions(shape)) ours.push_back({.parts = parts, .library = {}});
   }
+  if (takes_gated(shape)) ours.push_back({.parts = kGated, .library = {}});
   const bool ours_first = kernels_ == LinearKernels::kOwn || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && kernels_ == LinearKernels::kOwn) return ours;
@@ -356,7 +371,7 @@ Result<size_t> Matmul::fastest(const Plan& plan,
     return issue(plan, shape, tried[i], operands, stream).ok();
   }));
   for (size_t i = 0; i < tried.size(); ++i) {
-    if (tried[i].parts == 0) times[i] += kOverlap;
+    if (tried[i].parts <= 0) times[i] += kOverlap;
   }
   const auto best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
   return times[best] < kClearlyFaster * times[0] ? best : 0;
@@ -365,7 +380,16 @@ Result<size_t> Matmul::fastest(const Plan& plan,
 // What an earlier run has chosen, where it can be run here.
 bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
   const MatmulChoices::Algorithm* known = choices_.find(shape);
+  // Prompts have any number of rows, and those of a warm-up alone are tried.
+  if (known == nullptr && timer_ == nullptr && takes_gated(shape)) {
+    known = choices_.find_most_rows(shape);
+    if (known != nullptr && (*known)[0] != kGatedChoice) return false;
+  }
   if (known == nullptr) return false;
+  if ((*known)[0] == kGatedChoice) {
+    plan.choice.parts = kGated;
+    return takes_gated(shape);
+  }
   if ((*known)[0] == kStreamed) {
     plan.choice.parts = static_cast<int>((*known)[1]);
     return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
@@ -380,7 +404,7 @@ Status Matmul::choose(Plan& plan,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
-  if (take_known(plan, shape)) return ok_status();
+  if (kernels_ != LinearKernels::kOwn && take_known(plan, shape)) return ok_status();
   const bool tunes = timer_ != nullptr;
   ASSIGN_OR_RETURN(std::vector<Candidate> tried, candidates(plan, shape, tunes ? kCandidates : 1));
   size_t best = 0;
@@ -389,6 +413,8 @@ Status Matmul::choose(Plan& plan,
     MatmulChoices::Algorithm algorithm{};
     if (tried[best].parts > 0) {
       algorithm = {kStreamed, static_cast<uint64_t>(tried[best].parts)};
+    } else if (tried[best].parts == kGated) {
+      algorithm = {kGatedChoice};
     } else {
       std::memcpy(algorithm.data(), &tried[best].library, sizeof algorithm);
     }

@@ -1,6 +1,6 @@
-// Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours for few rows of x. Which
-// kernel: the fastest of those tried where tuning is on or was on in an earlier run, otherwise the first
-// guess.
+// Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours, for few rows of x or, where
+// it is gated, for many. Which kernel: the fastest of those tried where tuning is on or was on in an earlier
+// run, otherwise the first guess.
 //
 // Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; where it has no such
 // kernel, x stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 
+#include "kernels/cuda/gated_linear.h"
 #include "kernels/cuda/matmul_choices.h"
 #include "kernels/cuda/matmul_timer.h"
 #include "kernels/cuda/streamed_linear.h"
@@ -54,15 +55,17 @@ class Matmul {
   struct Plan;
   // A kernel that can run a shape.
   struct Candidate {
-    int parts = 0;  // 0: the library's; kByRows; else ours, with the columns in so many parts
+    int parts = 0;  // 0: the library's; kByRows; kGated; else ours, with the columns in so many parts
     cublasLtMatmulAlgo_t library{};
   };
   Matmul(cublasLtHandle_t handle,
          const MatmulMemory& memory,
          MatmulChoices choices,
          StreamedLinear streamed,
+         GatedLinear gated,
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
+  bool takes_gated(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
   bool take_known(Plan& plan, const MatmulShape& shape) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
@@ -99,6 +102,7 @@ class Matmul {
   MatmulMemory memory_;
   MatmulChoices choices_;
   StreamedLinear streamed_;
+  GatedLinear gated_;
   LinearKernels kernels_;
   std::unique_ptr<MatmulTimer> timer_;  // while tuning
   int num_tuned_ = 0;

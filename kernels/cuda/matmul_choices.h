@@ -28,6 +28,8 @@ class MatmulChoices {
   Status save();
 
   const Algorithm* find(const MatmulShape& shape) const;
+  // Of the same product of W, the choice for the most rows of x, wherever those and y lie.
+  const Algorithm* find_most_rows(const MatmulShape& shape) const;
   void add(const MatmulShape& shape, const Algorithm& algorithm);
   const std::string& path() const { return path_; }
 

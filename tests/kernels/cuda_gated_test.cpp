@@ -1,5 +1,7 @@
-// The gated projection on a GPU beside the CPU's in float: in one kernel of ours, and as a product with the
-// activation behind it.
+// The gated projection on a GPU beside the CPU's in float: in one kernel of ours, of few rows or of a
+// prompt's, and as a product with the activation behind it.
+#include <cstring>
+
 #include "tests/kernels/cuda_linear_fixture.h"
 
 namespace llm_dist::kernels {
@@ -10,7 +12,8 @@ class CudaGated : public CudaLinearTest {
   struct Case {
     DType dtype = DType::kBF16;
     bool bias = false;
-    int64_t m, n, k;  // [m, k] by [2n, k]
+    int64_t m, n, k;     // [m, k] by [2n, k]
+    bool whole = false;  // in one kernel: without a product in memory
   };
   void check_dense(const Case& test) {
     const Twin w = random_twin(test.dtype, {2 * test.n, test.k}, 2 / std::sqrt(static_cast<double>(test.k)));
@@ -26,10 +29,29 @@ class CudaGated : public CudaLinearTest {
         rounds == Rounds::kRows ? 3e-2 : 4 * tolerance(test.dtype));
   }
 
+  // What the GPU has where nothing but poison was put.
+  void expect_untouched(const Twin& twin) {
+    EXPECT_EQ(std::memcmp(download(twin).data(), twin.cpu.data, static_cast<size_t>(twin.cpu.bytes())), 0);
+  }
+  void issue_gated(const Twin& x, const Twin& w, const Twin& products, const Tensor& out) {
+    module_->ops->linear_silu_and_mul(*gpu_state_,
+                                      *gpu_stream_,
+                                      {.x = x.gpu,
+                                       .weight = dense_weight(w, [](const Twin& twin) { return twin.gpu; }),
+                                       .bias = {},
+                                       .gate_up = products.gpu,
+                                       .out = out});
+  }
+  // Whether the GPU has the kernel for prompts.
+  bool is_hopper() const {
+    const std::string name = gpu_backend_->description();
+    return name.find("H100") != std::string::npos || name.find("H200") != std::string::npos;
+  }
+
  private:
   template <typename WeightOf>
   void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance) {
-    const auto [dtype, with_bias, m, n, k] = test;
+    const auto [dtype, with_bias, m, n, k, whole] = test;
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], bias {}", m, dtype, 2 * n, k, with_bias));
     const Twin given = random_twin(dtype, {m, k});
     const Twin seen = as_floats(given);
@@ -56,6 +78,7 @@ class CudaGated : public CudaLinearTest {
                                        .out = out.gpu});
     synchronize();
     expect_near(out, expected, tolerance);
+    if (whole) expect_untouched(products);
   }
 };
 
@@ -100,6 +123,134 @@ TEST_F(CudaGated, WithF8Weights) {
   }
 }
 
+// Prompts by the kernel that applies the gate itself: one row more than its tiles have, tiles for which there
+// are no rows at all, and more tiles than run at the same time in more than one group of rows.
+class CudaGatedPrompts : public CudaGated {
+ protected:
+  void SetUp() override {
+    CudaGated::SetUp();
+    if (IsSkipped()) return;
+    if (!is_hopper()) GTEST_SKIP() << "no kernel of ours for prompts";
+    use_state(LinearKernels::kOwn);
+  }
+};
+
+TEST_F(CudaGatedPrompts, AsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {256, 257, 300, 384, 1000, 2048}) {
+      for (auto [n, k] : {std::pair<int64_t, int64_t>{128, 64}, {384, 192}, {128, 4096}})
+        check_dense({.dtype = dtype, .m = m, .n = n, .k = k, .whole = true});
+    }
+    check_dense({.dtype = dtype, .m = 2300, .n = 2048, .k = 192, .whole = true});
+    check_dense({.dtype = dtype, .m = 257, .n = 14336, .k = 320, .whole = true});
+  }
+}
+
+TEST_F(CudaGatedPrompts, OtherShapesAreLeftToTheLibrary) {
+  check_dense({.dtype = DType::kBF16, .bias = true, .m = 300, .n = 256, .k = 128});
+  check_dense({.dtype = DType::kBF16, .m = 300, .n = 192, .k = 128});
+  check_dense({.dtype = DType::kBF16, .m = 300, .n = 256, .k = 136});
+  check_dense({.dtype = DType::kF32, .m = 300, .n = 256, .k = 128});
+}
+
+// What lies between rows of x is not read, and between rows of the result not written.
+TEST_F(CudaGatedPrompts, WithRowsApart) {
+  constexpr int64_t kRows = 333;
+  constexpr int64_t kColumns = 256;
+  constexpr int64_t kFeatures = 192;
+  constexpr int64_t kGap = 24;
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    const Twin x = random_twin(dtype, {kRows, kFeatures});
+    const Twin w = random_twin(dtype, {2 * kColumns, kFeatures}, 0.1);
+    const Twin products = output_twin(dtype, {kRows, 2 * kColumns});
+    const Twin out = output_twin(dtype, {kRows, kColumns});
+    issue_gated(x, w, products, out.gpu);
+    const std::vector<std::byte> expected = download(out);
+    std::vector<double> apart(kRows * (kFeatures + kGap), std::numeric_limits<double>::quiet_NaN());
+    for (int64_t i = 0; i < kRows * kFeatures; ++i)
+      apart[static_cast<size_t>(i / kFeatures * (kFeatures + kGap) + i % kFeatures)] = element(x.cpu, i);
+    const Twin x_apart = twin_of(dtype, {kRows, kFeatures + kGap}, apart);
+    const Twin out_apart = output_twin(dtype, {kRows, kColumns + kGap});
+    issue_gated(x_apart.cut([](const Tensor& all) { return all.narrow(1, 0, kFeatures); }),
+                w,
+                products,
+                out_apart.gpu.narrow(1, 0, kColumns));
+    expect_untouched(products);
+    const std::vector<std::byte> got = download(out_apart);
+    const auto row_bytes = static_cast<size_t>(kColumns * dtype_bytes(dtype));
+    const auto gap_bytes = static_cast<size_t>(kGap * dtype_bytes(dtype));
+    const auto* poison = static_cast<const std::byte*>(out_apart.cpu.data);
+    for (size_t row = 0; row < kRows; ++row) {
+      const std::byte* at = got.data() + row * (row_bytes + gap_bytes);
+      ASSERT_EQ(std::memcmp(at, expected.data() + row * row_bytes, row_bytes), 0) << "row " << row;
+      ASSERT_EQ(std::memcmp(at + row_bytes, poison, gap_bytes), 0) << "behind row " << row;
+    }
+  }
+}
+
+// Sums of one term each, so that the library's are the same.
+TEST_F(CudaGatedPrompts, OfExtremeValuesAsByTheLibrary) {
+  constexpr int64_t kRows = 256;
+  constexpr int64_t kColumns = 128;
+  constexpr int64_t kFeatures = 64;
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    const double largest = dtype == DType::kBF16 ? 1e30 : 65504;
+    const std::vector<double> extremes = {
+        0, -0.0, 1e-3, -1e-3, 1, -1, 20, -20, 60, -60, -80, -100, 1e3, -1e3, 3e4, -3e4, largest, -largest};
+    std::vector<double> rows;
+    for (int64_t i = 0; i < kRows * kFeatures; ++i)
+      rows.push_back(extremes[static_cast<size_t>(i / kFeatures + i % kFeatures * 5) % extremes.size()]);
+    std::vector<double> picks(2 * kColumns * kFeatures, 0.0);
+    for (int64_t i = 0; i < kColumns; ++i) {
+      picks[static_cast<size_t>(i * kFeatures + i % kFeatures)] = 1;
+      picks[static_cast<size_t>((kColumns + i) * kFeatures + (i * 7 + 3) % kFeatures)] = 1;
+    }
+    const Twin x = twin_of(dtype, {kRows, kFeatures}, rows);
+    const Twin w = twin_of(dtype, {2 * kColumns, kFeatures}, picks);
+    const Twin products = output_twin(dtype, {kRows, 2 * kColumns});
+    const Twin out = output_twin(dtype, {kRows, kColumns});
+    use_state(LinearKernels::kOwn);
+    issue_gated(x, w, products, out.gpu);
+    std::vector<std::byte> got = download(out);
+    expect_untouched(products);
+    use_state(LinearKernels::kLibrary);
+    issue_gated(x, w, products, out.gpu);
+    std::vector<std::byte> expected = download(out);
+    Tensor ours = out.cpu;
+    Tensor theirs = out.cpu;
+    ours.data = got.data();
+    theirs.data = expected.data();
+    for (int64_t i = 0; i < ours.numel(); ++i) {
+      const double want = element(theirs, i);
+      const double have = element(ours, i);
+      if (have == want) continue;
+      ASSERT_NEAR(have, want, 2 * tolerance(dtype) * std::abs(want) + 1e-7) << "element " << i;
+    }
+  }
+}
+
+// A kernel may start while the one in front of it runs, and must not read what that writes.
+TEST_F(CudaGatedPrompts, ThatOverlapWaitForTheirInput) {
+  constexpr int64_t kRows = 1000;
+  constexpr int64_t kWidth = 1024;
+  const Twin start = random_twin(DType::kBF16, {kRows, kWidth});
+  const Twin w = random_twin(DType::kBF16, {2 * kWidth, kWidth}, 1.3 / std::sqrt(double{kWidth}));
+  const Twin products = output_twin(DType::kBF16, {kRows, 2 * kWidth});
+  const Twin ends[] = {output_twin(DType::kBF16, {kRows, kWidth}),
+                       output_twin(DType::kBF16, {kRows, kWidth})};
+  auto chain = [&](bool one_by_one) {
+    gpu_stream_->copy(ends[0].gpu, start.gpu);
+    for (int i = 0; i < 5; ++i) {
+      issue_gated(ends[i % 2], w, products, ends[(i + 1) % 2].gpu);
+      if (one_by_one) synchronize();
+    }
+    return download(ends[1]);
+  };
+  const std::vector<std::byte> expected = chain(true);
+  for (int again = 0; again < 10; ++again) EXPECT_EQ(chain(false), expected);
+  expect_untouched(products);
+}
+
 TEST_F(CudaGated, ByKernelsThatWereTriedOut) {
   use_state(LinearKernels::kFastest);
   setenv("XDG_CACHE_HOME", testing::TempDir().c_str(), 1);
@@ -107,6 +258,7 @@ TEST_F(CudaGated, ByKernelsThatWereTriedOut) {
   for (int64_t m : {3, 33, 64, 300}) check_dense({.m = m, .n = 1536, .k = 576});
   check_f8({.m = 9, .n = 1536, .k = 576}, Rounds::kNothing);
   gpu_state_->end_tuning();
+  check_dense({.m = 700, .n = 1536, .k = 576});  // nobody tried that many rows
   unsetenv("XDG_CACHE_HOME");
 }
 

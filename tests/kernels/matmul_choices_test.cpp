@@ -54,6 +54,25 @@ TEST_F(MatmulChoicesTest, AnotherRunFindsWhatWasSaved) {
   EXPECT_EQ(later.find(biased), nullptr);
 }
 
+TEST_F(MatmulChoicesTest, FindsTheSameProductOfTheMostRows) {
+  MatmulChoices some = choices();
+  EXPECT_EQ(some.find_most_rows(kShape), nullptr);
+  some.add(with_rows(2048), kSecond);
+  some.add(with_rows(64), kFirst);
+  MatmulShape elsewhere = with_rows(300);
+  elsewhere.x_stride = 9000;
+  elsewhere.alignment = 256;
+  ASSERT_NE(some.find_most_rows(elsewhere), nullptr);
+  EXPECT_EQ(*some.find_most_rows(elsewhere), kSecond);
+  for (auto change : {+[](MatmulShape& shape) { shape.n /= 2; },
+                      +[](MatmulShape& shape) { shape.k /= 2; },
+                      +[](MatmulShape& shape) { shape.gated = true; }}) {
+    MatmulShape other = kShape;
+    change(other);
+    EXPECT_EQ(some.find_most_rows(other), nullptr);
+  }
+}
+
 TEST_F(MatmulChoicesTest, RanksThatSaveSideBySideLoseNothing) {
   MatmulChoices one = choices();
   MatmulChoices other = choices();

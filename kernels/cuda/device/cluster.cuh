@@ -26,5 +26,17 @@ __device__ inline float2 load_from_block(const float2* mine, int block) {
       : "memory");
   return value;
 }
+// Arrives at the barrier (device/tma.cuh) that stands at this place of a block's shared memory, its own or
+// another's.
+__device__ inline void barrier_arrive_in_block(const uint64_t* mine, int block) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(shared_address(mine)),
+      "r"(block)
+      : "memory");
+}
 
 }  // namespace llm_dist::kernels

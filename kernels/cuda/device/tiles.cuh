@@ -39,5 +39,15 @@ __device__ inline void load_matrices_transposed(uint32_t (&to)[4], const uint4* 
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(shared_address(row)));
 }
+// The way back: the rows that the lanes name get what load_matrices() would read from them.
+__device__ inline void store_matrices(uint4* row, const uint32_t (&from)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)),
+      "r"(from[0]),
+      "r"(from[1]),
+      "r"(from[2]),
+      "r"(from[3])
+      : "memory");
+}
 
 }  // namespace llm_dist::kernels

@@ -81,6 +81,26 @@ __device__ inline void load_box(
       "l"(policy)
       : "memory");
 }
+// The same to that place in every block of the cluster whose bit of `blocks` is set; the bytes that a block
+// gets arrive at its own barrier.
+__device__ inline void load_box_in_blocks(void* to,
+                                          const CUtensorMap& map,
+                                          int column,
+                                          int row,
+                                          uint64_t* barrier,
+                                          uint16_t blocks,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared_address(to)),
+      "l"(&map),
+      "r"(column),
+      "r"(row),
+      "r"(shared_address(barrier)),
+      "h"(blocks),
+      "l"(policy)
+      : "memory");
+}
 // The same with four dimensions, the first the fastest.
 __device__ inline void load_box_4d(
     void* to, const CUtensorMap& map, int c0, int c1, int c2, int c3, uint64_t* barrier, uint64_t policy) {
@@ -96,5 +116,20 @@ __device__ inline void load_box_4d(
       "l"(policy)
       : "memory");
 }
+
+// What threads have written to shared memory is seen by products and copies behind the next barrier.
+__device__ inline void release_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Starts the copy of a box from shared memory to (row, column) of `map`; what lies outside is not written.
+__device__ inline void store_box(const CUtensorMap& map, int column, int row, const void* from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+               "r"(column),
+               "r"(row),
+               "r"(shared_address(from))
+               : "memory");
+}
+__device__ inline void stores_issued() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// What this thread stores has left shared memory.
+__device__ inline void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 }  // namespace llm_dist::kernels

@@ -72,11 +72,18 @@ __device__ inline void products_done(float (&sums)[kCount]) {
   "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
   "%56, "                                                                                                \
   "%57, %58, %59, %60, %61, %62, %63"
+#define LLM_DIST_SUMS_128                                                                        \
+  LLM_DIST_SUMS_64                                                                               \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LLM_DIST_D_4(i) "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define LLM_DIST_D_8(i) LLM_DIST_D_4(i), LLM_DIST_D_4((i) + 4)
 #define LLM_DIST_D_16(i) LLM_DIST_D_8(i), LLM_DIST_D_8((i) + 8)
 #define LLM_DIST_D_32(i) LLM_DIST_D_16(i), LLM_DIST_D_16((i) + 16)
 #define LLM_DIST_D_64(i) LLM_DIST_D_32(i), LLM_DIST_D_32((i) + 32)
+#define LLM_DIST_D_128(i) LLM_DIST_D_64(i), LLM_DIST_D_64((i) + 64)
 
 // a_at and b_at: the places of the operands behind the sums.
 #define LLM_DIST_MULTIPLY_TILES(T, elements, n, num_sums, a_at, b_at)                      \
@@ -127,16 +134,37 @@ LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
 LLM_DIST_MULTIPLY_ATTENTION(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ATTENTION(__half, f16)
 
+// The widest product. multiply_256_tiles(T, d, a, b, add): D [64 × 256] (+)= A · Bᵀ with A and B in shared
+// memory; without `add` what the sums were is not looked at.
+#define LLM_DIST_MULTIPLY_256_TILES(T, elements)                                                      \
+  __device__ inline void multiply_256_tiles(T, float(&d)[128], uint64_t a, uint64_t b, bool add) {    \
+    asm volatile(                                                                                     \
+        "{\n"                                                                                         \
+        ".reg .pred add;\n"                                                                           \
+        "setp.ne.b32 add, %130, 0;\n"                                                                 \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." #elements "." #elements " {" LLM_DIST_SUMS_128 \
+        "}, %128, %129, add, 1, 1, 0, 0;\n"                                                           \
+        "}\n"                                                                                         \
+        : LLM_DIST_D_128(0)                                                                           \
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                \
+  }
+
+LLM_DIST_MULTIPLY_256_TILES(__nv_bfloat16, bf16)
+LLM_DIST_MULTIPLY_256_TILES(__half, f16)
+
+#undef LLM_DIST_MULTIPLY_256_TILES
 #undef LLM_DIST_MULTIPLY_ATTENTION
 #undef LLM_DIST_MULTIPLY_128_TILES
 #undef LLM_DIST_MULTIPLY_ALL_TILES
 #undef LLM_DIST_MULTIPLY_TILES
 #undef LLM_DIST_MULTIPLY_ROWS
+#undef LLM_DIST_D_128
 #undef LLM_DIST_D_64
 #undef LLM_DIST_D_32
 #undef LLM_DIST_D_16
 #undef LLM_DIST_D_8
 #undef LLM_DIST_D_4
+#undef LLM_DIST_SUMS_128
 #undef LLM_DIST_SUMS_64
 #undef LLM_DIST_SUMS_32
 #undef LLM_DIST_SUMS_16

@@ -1,0 +1,34 @@
+// y = silu(x · Gᵀ) · (x · Uᵀ) of prompts, the gate applied where its sums are. Needs compute capability 9.0.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/tensor_map.h"
+#include "src/base/status.h"
+
+namespace llm_dist::kernels {
+
+class GatedLinear {
+ public:
+  // Goes up when the kernel changes: older choices are forgotten.
+  static constexpr int kVersion = 1;
+
+  // For the calling thread's device.
+  static Result<GatedLinear> make();
+
+  // Dense weights [G; U] in bf16 or f16 without a bias, 256 rows of x at least.
+  bool takes(const MatmulShape& shape) const;
+  // Does not touch operands.product.
+  cudaError_t launch(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) const;
+
+ private:
+  template <typename T>
+  cudaError_t launch_as(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) const;
+
+  TensorMapEncoder encoder_;
+  int processors_ = 0;
+  bool supported_ = false;
+};
+
+}  // namespace llm_dist::kernels
