@@ -380,11 +380,8 @@ Result<size_t> Matmul::fastest(const Plan& plan,
 // What an earlier run has chosen, where it can be run here.
 bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
   const MatmulChoices::Algorithm* known = choices_.find(shape);
-  // Prompts have any number of rows, and those of a warm-up alone are tried.
-  if (known == nullptr && timer_ == nullptr && takes_gated(shape)) {
-    known = choices_.find_most_rows(shape);
-    if (known != nullptr && (*known)[0] != kGatedChoice) return false;
-  }
+  // Prompts have any number of rows, of which a warm-up tries a few.
+  if (known == nullptr && timer_ == nullptr) known = choices_.find_nearest(shape);
   if (known == nullptr) return false;
   if ((*known)[0] == kGatedChoice) {
     plan.choice.parts = kGated;

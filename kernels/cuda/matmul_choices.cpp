@@ -103,7 +103,7 @@ const MatmulChoices::Algorithm* MatmulChoices::find(const MatmulShape& shape) co
   return found == choices_.end() ? nullptr : &found->second;
 }
 
-const MatmulChoices::Algorithm* MatmulChoices::find_most_rows(const MatmulShape& shape) const {
+const MatmulChoices::Algorithm* MatmulChoices::find_nearest(const MatmulShape& shape) const {
   const Algorithm* found = nullptr;
   for (const auto& [known, algorithm] : choices_) {  // fewest rows first
     MatmulShape same = shape;
@@ -111,7 +111,9 @@ const MatmulChoices::Algorithm* MatmulChoices::find_most_rows(const MatmulShape&
     same.x_stride = known.x_stride;
     same.y_stride = known.y_stride;
     same.alignment = known.alignment;
-    if (same == known) found = &algorithm;
+    if (same != known) continue;
+    found = &algorithm;
+    if (known.m >= shape.m) break;
   }
   return found;
 }
