@@ -96,5 +96,15 @@ __device__ inline void load_box_4d(
       "l"(policy)
       : "memory");
 }
+// Starts the copy of `bytes` bytes, a multiple of 16 like both addresses; they arrive at `barrier`.
+__device__ inline void load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from),
+      "r"(bytes),
+      "r"(shared_address(barrier))
+      : "memory");
+}
 
 }  // namespace llm_dist::kernels
