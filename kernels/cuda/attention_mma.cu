@@ -412,7 +412,8 @@ cudaError_t launch(const PagedAttentionArgs& args,
     decode(attend_decodes<T, Kv, kHeadDim, 2>, 2);
   }
   if (args.plan.num_prompt > 0) {
-    if (args.plan.prompt_rows == kHopperPromptRows) return hopper.launch<T, kHeadDim>(args, params, stream);
+    if (args.plan.prompt_rows == kHopperPromptRows)
+      return hopper.launch<T, Kv, kHeadDim>(args, params, stream);
     launch_attend_prompts<T, Kv, kHeadDim>(args, q, k, v, out, stream);
   }
   return cudaGetLastError();

@@ -178,7 +178,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
         options.max_tokens);
   plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
   plan.prompt_heads = heads_in_cache(params);
-  plan.prompt_rows = hopper && !f8 ? kHopperPromptRows : kPromptRows;
+  plan.prompt_rows = hopper ? kHopperPromptRows : kPromptRows;
   const int64_t uncut = params.num_sequences * params.num_kv_heads;
   plan.crowded =
       params.num_sequences >= many_decodes(params.num_kv_heads) && uncut <= 2 * kFewerResidents * kProcessors;

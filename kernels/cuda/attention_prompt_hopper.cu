@@ -1,11 +1,14 @@
 // Causal attention of prompts over a paged cache with the products of warpgroups (Shah et al. 2024,
 // "FlashAttention-3"). A block has 128 rows of one kv head's group, 64 for each of two warpgroups, and walks
-// from the last keys that its rows see to the first, a tile of 128 at a time. A warp of a third warpgroup
-// asks TMA for the tiles, as many ahead as shared memory holds. While one tile's keys are scored and weighed,
-// the tile before it is still being added up; and one warpgroup weighs while the other one multiplies.
+// from the last keys that its rows see to the first, a tile of 128 at a time. A third warpgroup brings the
+// tiles: one warp of it asks TMA for them, or, where the cache holds codes, all four widen them. While one
+// tile's keys are scored and weighed, the tile before it is still being added up; and one warpgroup weighs
+// while the other one multiplies.
 #include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/prompt_tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/device/widened_tiles.cuh"
 #include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/paged_attention.h"
 
@@ -17,48 +20,12 @@ constexpr bool kCompiled = true;
 #else
 constexpr bool kCompiled = false;  // for other GPUs: there the kernel has no body
 #endif
-constexpr int kGroupThreads = 4 * kWarpSize;  // of a warpgroup
-constexpr int kMultipliers = 2;               // warpgroups
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
-constexpr int kGroupRows = kHopperPromptRows / kMultipliers;
-constexpr int kKeys = 128;  // of a tile
-// Tiles of K, and of V: those stay longer, until their weights are known and multiplied.
-constexpr int kKeyStages = 2;
-constexpr int kValueStages = 3;
-constexpr int kRowBytes = 128;  // TMA's widest swizzle: 64 dimensions
 // Registers that a thread keeps or gets: 65,536 in all.
-constexpr int kCopierRegisters = 24;
-constexpr int kMultiplierRegisters = 240;
-static_assert(kGroupRows == 64);  // what one product takes
-
-// Queries stand as parts of 64 dimensions, each of rows of 128 bytes; keys and values as groups of eight
-// rows, each of as many parts: so one copy brings all that stands side by side in a block of the cache. TMA
-// permutes the 16-byte pieces of a row.
-template <int kHeadDim>
-struct Memory {
-  static constexpr int kParts = kHeadDim / 64;
-  static constexpr int kQueryPart = kGroupRows * kRowBytes;
-  static constexpr int kKeyPart = 8 * kRowBytes;
-  static constexpr int kEightKeys = kParts * kKeyPart;
-  static constexpr int kQueryBytes = kMultipliers * kParts * kQueryPart;
-  static constexpr int kTileBytes = kKeys / 8 * kEightKeys;
-  static constexpr int kBytes = kQueryBytes + (kKeyStages + kValueStages) * kTileBytes;
-
-  std::byte* base;  // at a multiple of 1024
-
-  __device__ std::byte* queries(int group, int part) const {
-    return base + (group * kParts + part) * kQueryPart;
-  }
-  __device__ std::byte* keys(int stage) const { return base + kQueryBytes + stage * kTileBytes; }
-  __device__ std::byte* values(int stage) const { return keys(kKeyStages + stage); }
-};
-
-struct Barriers {
-  uint64_t full_keys[kKeyStages];
-  uint64_t empty_keys[kKeyStages];
-  uint64_t full_values[kValueStages];
-  uint64_t empty_values[kValueStages];
-};
+template <bool kCodes>
+constexpr int kBringerRegisters = kCodes ? 72 : 24;
+template <bool kCodes>
+constexpr int kMultiplierRegisters = kCodes ? 216 : 240;
 
 __device__ inline void barrier_of_group(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
@@ -71,78 +38,20 @@ __device__ inline void give_turn(int group) {
   asm volatile("bar.arrive %0, %1;" ::"r"(2 + kMultipliers - group), "n"(2 * kGroupThreads) : "memory");
 }
 
-// The caches as the copies see them: eight keys of a head after eight keys, which the strides count.
-struct KeyPages {
-  int keys;  // of a page, which is what one copy brings: 16 to kKeys
-  int block_stride;
-  int head_stride;
-};
-
-// A warp calls it: the tiles of the keys below `end`, the last first. A lane brings a page.
-template <int kHeadDim>
-__device__ inline void bring_tiles(const CUtensorMap& k_map,
-                                   const CUtensorMap& v_map,
-                                   const PagedAttentionArgs& args,
-                                   const KeyPages& pages,
-                                   int sequence,
-                                   int kv_head,
-                                   int end,
-                                   const Memory<kHeadDim>& memory,
-                                   Barriers& barriers) {
-  using M = Memory<kHeadDim>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const int first = lane * pages.keys;  // of this lane's page in a tile
-  const int32_t* table = args.block_tables + sequence * args.table_stride;
-  const uint64_t policy = policy_read_normally();
-  auto block_of = [&](int tile) {
-    const int key = tile * kKeys + first;
-    return tile >= 0 && first < kKeys && key < end ? table[key / args.block_size] : -1;
-  };
-  const int count = (end + kKeys - 1) / kKeys;
-  int block = block_of(count - 1);
-  Cursor<kKeyStages> key_cursor;
-  Cursor<kValueStages> value_cursor;
-#pragma unroll 1
-  for (int tile = count - 1; tile >= 0; --tile) {
-    const int next = block_of(tile - 1);
-    const int eight_keys = block * pages.block_stride + kv_head * pages.head_stride +
-                           (tile * kKeys + first) % args.block_size / 8;
-    const int num_pages = (min(kKeys, end - tile * kKeys) + pages.keys - 1) / pages.keys;
-    const auto bytes = static_cast<uint32_t>(num_pages * pages.keys / 8 * M::kEightKeys);
-    auto bring =
-        [&](const CUtensorMap& map, std::byte* to, uint64_t* full, uint64_t* empty, uint32_t parity) {
-          barrier_wait(empty, parity ^ 1);
-          if (lane == 0) barrier_arrive_expecting(full, bytes);
-          __syncwarp();
-          if (block >= 0) load_box_4d(to + first / 8 * M::kEightKeys, map, 0, 0, 0, eight_keys, full, policy);
-        };
-    bring(k_map,
-          memory.keys(key_cursor.stage),
-          barriers.full_keys + key_cursor.stage,
-          barriers.empty_keys + key_cursor.stage,
-          key_cursor.parity);
-    bring(v_map,
-          memory.values(value_cursor.stage),
-          barriers.full_values + value_cursor.stage,
-          barriers.empty_values + value_cursor.stage,
-          value_cursor.parity);
-    key_cursor.advance();
-    value_cursor.advance();
-    block = next;
-  }
-}
-
-// Rows of a warpgroup. A thread holds what device/wgmma.cuh says of scores [64 × kKeys] and sums
+// Rows of a warpgroup. A thread holds what device/wgmma.cuh says of scores [64 × kTileKeys] and sums
 // [64 × kHeadDim].
-template <typename T, int kHeadDim>
+template <typename T, typename Kv, int kHeadDim>
 struct PromptRows {
-  using M = Memory<kHeadDim>;
-  static constexpr int kPieces = kHeadDim / 8;  // 16 bytes each, of a row
+  using M = PromptMemory<Kv, kHeadDim>;
+  using Value = std::conditional_t<M::kCodes, __half, T>;  // and a weight
+  static constexpr int kPieces = kHeadDim / 8;             // 16 bytes each, of a row
+  // Weights and their sum are 2 to this times too large, so that f16 holds that much smaller ones.
+  static constexpr float kLift = M::kCodes ? 14.0f : 0.0f;
 
   const PagedAttentionArgs& args;
   const PromptItem& item;
   const M& memory;
-  Barriers& barriers;
+  PromptBarriers& barriers;
   int kv_head;
   int group;  // which warpgroup
   int warp;   // of it
@@ -150,9 +59,9 @@ struct PromptRows {
   int first_row;  // of the warpgroup
   int num_rows;   // of the sequence
 
-  float scores[kKeys / 2];
+  float scores[kTileKeys / 2];
   float out[kHeadDim / 2];
-  uint32_t weights[kKeys / 16][4];
+  uint32_t weights[kTileKeys / 16][4];
   float max[2];  // of rows g and g + 8
   float sum[2];  // of this thread's keys only, until finish()
   int visible[2];
@@ -160,7 +69,7 @@ struct PromptRows {
   __device__ PromptRows(const PagedAttentionArgs& arguments,
                         const PromptItem& work,
                         const M& shared,
-                        Barriers& shared_barriers,
+                        PromptBarriers& shared_barriers,
                         int head,
                         int which)
       : args(arguments),
@@ -217,7 +126,7 @@ struct PromptRows {
   // Rows of V that were not brought, or that others have left there: a weight of zero does not silence a
   // NaN. The other warpgroup writes the same zeros.
   __device__ void clear_values(int stage, int count) {
-    for (int i = static_cast<int>(threadIdx.x) % kGroupThreads; i < (kKeys - count) * kPieces;
+    for (int i = static_cast<int>(threadIdx.x) % kGroupThreads; i < (kTileKeys - count) * kPieces;
          i += kGroupThreads) {
       const int row = count + i / kPieces;
       const int piece = i % kPieces;
@@ -245,16 +154,16 @@ struct PromptRows {
   __device__ void issue_values(int stage) {
     products_begin(out);
 #pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
+    for (int k = 0; k < kTileKeys / 16; ++k) {
       const std::byte* keys = memory.values(stage) + 2 * k * M::kEightKeys;
-      multiply_columns(T(), out, weights[k], swizzled_columns(keys, M::kEightKeys, M::kKeyPart));
+      multiply_columns(Value(), out, weights[k], swizzled_columns(keys, M::kEightKeys, M::kKeyPart));
     }
     products_issued();
   }
 
   __device__ void hide_keys(int first_key) {
 #pragma unroll
-    for (int j = 0; j < kKeys / 2; ++j) {
+    for (int j = 0; j < kTileKeys / 2; ++j) {
       const int key = first_key + j / 4 * 8 + lane % 4 * 2 + j % 2;
       if (key >= visible[j / 2 % 2]) scores[j] = -INFINITY;
     }
@@ -266,7 +175,7 @@ struct PromptRows {
     for (int i = 0; i < 2; ++i) {
       float best = max[i];
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j)
+      for (int j = 0; j < kTileKeys / 8; ++j)
         best = fmaxf(best, fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]));
       best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
       best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
@@ -274,12 +183,13 @@ struct PromptRows {
       const float base = best == -INFINITY ? 0.0f : best * args.scale;
       rescale[i] = exp2_approx(max[i] * args.scale - base);
       max[i] = best;
+      const float lifted = base - kLift;
       float added = 0;
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
+      for (int j = 0; j < kTileKeys / 8; ++j) {
 #pragma unroll
         for (int k = 4 * j + 2 * i; k < 4 * j + 2 * i + 2; ++k) {
-          scores[k] = exp2_approx(scores[k] * args.scale - base);
+          scores[k] = exp2_approx(scores[k] * args.scale - lifted);
           added += scores[k];
         }
       }
@@ -290,10 +200,10 @@ struct PromptRows {
   // As the left side of a product. Only when no product reads the ones before.
   __device__ void pack_weights() {
 #pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
+    for (int k = 0; k < kTileKeys / 16; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        weights[k][i] = pack_pair(T(), scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
+        weights[k][i] = pack_pair(Value(), scores[8 * k + 2 * i], scores[8 * k + 2 * i + 1]);
         asm volatile("" : "+r"(weights[k][i]));
       }
     }
@@ -305,12 +215,12 @@ struct PromptRows {
 
   // The tiles of the keys below `end`.
   __device__ void run(int end) {
-    const int count = (end + kKeys - 1) / kKeys;
+    const int count = (end + kTileKeys - 1) / kTileKeys;
     const int sure = first_row < num_rows ? keys_of(first_row) : 0;  // keys that all rows see
     float rescale[2];
     auto weigh_tile = [&](int n) {
-      const int first_key = (count - 1 - n) * kKeys;
-      if (first_key + kKeys > sure) hide_keys(first_key);
+      const int first_key = (count - 1 - n) * kTileKeys;
+      if (first_key + kTileKeys > sure) hide_keys(first_key);
       weigh(rescale);
     };
     barrier_wait(barriers.full_keys, 0);
@@ -319,9 +229,9 @@ struct PromptRows {
     leave(barriers.empty_keys);
     weigh_tile(0);
     pack_weights();
-    if (count * kKeys > end) {
+    if (count * kTileKeys > end) {
       barrier_wait(barriers.full_values, 0);
-      clear_values(0, end - (count - 1) * kKeys);
+      clear_values(0, end - (count - 1) * kTileKeys);
     }
     if (group == 1 && count > 1) give_turn(group);
     Cursor<kKeyStages> keys;
@@ -393,24 +303,26 @@ struct Work {
 };
 
 // Grid: prompt items · kv heads.
-template <typename T, int kHeadDim>
-__global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_constant__ CUtensorMap k_map,
-                                                              const __grid_constant__ CUtensorMap v_map,
+template <typename T, typename Kv, int kHeadDim>
+__global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_constant__ PromptCache<Kv> k_cache,
+                                                              const __grid_constant__ PromptCache<Kv> v_cache,
                                                               const __grid_constant__ PagedAttentionArgs args,
                                                               KeyPages pages,
                                                               RowView<const T> queries,
                                                               RowView<T> out) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using M = PromptMemory<Kv, kHeadDim>;
   extern __shared__ std::byte raw[];
-  __shared__ Barriers barriers;
+  __shared__ PromptBarriers barriers;
   const Work work(args);
   const PromptItem item = args.plan.prompt[work.item];
   if (item.sequence < 0) return;
-  const Memory<kHeadDim> memory{raw + (1024 - shared_address(raw) % 1024) % 1024};
+  const M memory{raw + (1024 - shared_address(raw) % 1024) % 1024};
   if (threadIdx.x == 0) {
     constexpr int kReaders = kMultipliers * kGroupThreads / kWarpSize;
-    for (uint64_t& barrier : barriers.full_keys) barrier_init(&barrier, 1);
-    for (uint64_t& barrier : barriers.full_values) barrier_init(&barrier, 1);
+    constexpr int kWriters = M::kCodes ? M::kWideners : 1;
+    for (uint64_t& barrier : barriers.full_keys) barrier_init(&barrier, kWriters);
+    for (uint64_t& barrier : barriers.full_values) barrier_init(&barrier, kWriters);
     for (uint64_t& barrier : barriers.empty_keys) barrier_init(&barrier, kReaders);
     for (uint64_t& barrier : barriers.empty_values) barrier_init(&barrier, kReaders);
     barrier_init_done();
@@ -422,13 +334,17 @@ __global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_const
   // The same in all lanes, and the compiler is to know it: products are issued by whole warps.
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == kMultipliers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopierRegisters));
-    if (static_cast<int>(threadIdx.x) < kMultipliers * kGroupThreads + kWarpSize)
-      bring_tiles<kHeadDim>(k_map, v_map, args, pages, item.sequence, work.kv_head, end, memory, barriers);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kBringerRegisters<M::kCodes>));
+    const BroughtKeys keys{args, pages, item.sequence, work.kv_head, end};
+    if constexpr (M::kCodes) {
+      widen_tiles<T>(k_cache, v_cache, keys, memory, barriers);
+    } else if (static_cast<int>(threadIdx.x) < kMultipliers * kGroupThreads + kWarpSize) {
+      bring_tiles(k_cache, v_cache, keys, memory, barriers);
+    }
     return;
   }
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters));
-  PromptRows<T, kHeadDim> rows(args, item, memory, barriers, work.kv_head, group);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters<M::kCodes>));
+  PromptRows<T, Kv, kHeadDim> rows(args, item, memory, barriers, work.kv_head, group);
   rows.load_queries(queries);
   rows.run(end);
   rows.finish(out);
@@ -450,10 +366,11 @@ HopperPrompts HopperPrompts::make(AttentionKernels which) {
   return made;
 }
 
-template <typename T, int kHeadDim>
+template <typename T, typename Kv, int kHeadDim>
 cudaError_t HopperPrompts::launch(const PagedAttentionArgs& args,
                                   const AttentionParams& params,
                                   cudaStream_t stream) const {
+  using M = PromptMemory<Kv, kHeadDim>;
   const Tensor& cache = params.k_cache;
   constexpr int64_t kEightKeys = 8 * kHeadDim;
   CHECK(cache.stride(0) % kEightKeys == 0 && cache.stride(1) % kEightKeys == 0,
@@ -462,44 +379,54 @@ cudaError_t HopperPrompts::launch(const PagedAttentionArgs& args,
   KeyPages pages{.keys = 16,
                  .block_stride = static_cast<int>(cache.stride(0) / kEightKeys),
                  .head_stride = static_cast<int>(cache.stride(1) / kEightKeys)};
-  while (pages.keys < kKeys && args.block_size % (2 * pages.keys) == 0) pages.keys *= 2;
-  auto map_of = [&](const Tensor& keys, CUtensorMap& map) {
-    return encoder_.encode(
-        {.dtype = keys.dtype,
-         .data = keys.data,
-         .dimensions = 4,
-         .sizes =
-             {64, 8, kHeadDim / 64, (keys.dim(0) - 1) * pages.block_stride + keys.dim(1) * pages.head_stride},
-         .strides = {kHeadDim, 64, kEightKeys},
-         .box = {64, 8, kHeadDim / 64, pages.keys / 8}},
-        map);
-  };
-  CUtensorMap k_map;
-  CUtensorMap v_map;
-  cudaError_t error = map_of(params.k_cache, k_map);
-  if (error == cudaSuccess) error = map_of(params.v_cache, v_map);
-  constexpr int kBytes = Memory<kHeadDim>::kBytes + 1024;
-  auto* kernel = attend_prompts<T, kHeadDim>;
+  constexpr int kMostKeys = M::kCodes ? M::kWidenerKeys : kTileKeys;
+  while (pages.keys < kMostKeys && args.block_size % (2 * pages.keys) == 0) pages.keys *= 2;
+  PromptCache<Kv> k_cache{};
+  PromptCache<Kv> v_cache{};
+  cudaError_t error = cudaSuccess;
+  if constexpr (M::kCodes) {
+    k_cache = static_cast<const Kv*>(params.k_cache.data);
+    v_cache = static_cast<const Kv*>(params.v_cache.data);
+  } else {
+    auto map_of = [&](const Tensor& keys, CUtensorMap& map) {
+      return encoder_.encode(
+          {.dtype = keys.dtype,
+           .data = keys.data,
+           .dimensions = 4,
+           .sizes = {64,
+                     8,
+                     kHeadDim / 64,
+                     (keys.dim(0) - 1) * pages.block_stride + keys.dim(1) * pages.head_stride},
+           .strides = {kHeadDim, 64, kEightKeys},
+           .box = {64, 8, kHeadDim / 64, pages.keys / 8}},
+          map);
+    };
+    error = map_of(params.k_cache, k_cache);
+    if (error == cudaSuccess) error = map_of(params.v_cache, v_cache);
+  }
+  constexpr int kBytes = M::kBytes + 1024;
+  static_assert(kBytes + 1024 <= 227 << 10);  // with the barriers, what a block can have
+  auto* kernel = attend_prompts<T, Kv, kHeadDim>;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(args.plan.num_prompt * args.num_kv_heads));
   kernel<<<grid, kThreads, kBytes, stream>>>(
-      k_map, v_map, args, pages, rows_as<const T>(params.q), rows_as<T>(params.out));
+      k_cache, v_cache, args, pages, rows_as<const T>(params.q), rows_as<T>(params.out));
   return cudaGetLastError();
 }
 
-template cudaError_t HopperPrompts::launch<__nv_bfloat16, 64>(const PagedAttentionArgs&,
-                                                              const AttentionParams&,
-                                                              cudaStream_t) const;
-template cudaError_t HopperPrompts::launch<__nv_bfloat16, 128>(const PagedAttentionArgs&,
-                                                               const AttentionParams&,
-                                                               cudaStream_t) const;
-template cudaError_t HopperPrompts::launch<__half, 64>(const PagedAttentionArgs&,
-                                                       const AttentionParams&,
-                                                       cudaStream_t) const;
-template cudaError_t HopperPrompts::launch<__half, 128>(const PagedAttentionArgs&,
-                                                        const AttentionParams&,
-                                                        cudaStream_t) const;
+#define LLM_DIST_LAUNCH_HOPPER_PROMPTS(T, Kv, head_dim)        \
+  template cudaError_t HopperPrompts::launch<T, Kv, head_dim>( \
+      const PagedAttentionArgs&, const AttentionParams&, cudaStream_t) const;
+#define LLM_DIST_LAUNCH_HOPPER_PROMPTS_OF(T)           \
+  LLM_DIST_LAUNCH_HOPPER_PROMPTS(T, T, 64)             \
+  LLM_DIST_LAUNCH_HOPPER_PROMPTS(T, T, 128)            \
+  LLM_DIST_LAUNCH_HOPPER_PROMPTS(T, __nv_fp8_e4m3, 64) \
+  LLM_DIST_LAUNCH_HOPPER_PROMPTS(T, __nv_fp8_e4m3, 128)
+LLM_DIST_LAUNCH_HOPPER_PROMPTS_OF(__nv_bfloat16)
+LLM_DIST_LAUNCH_HOPPER_PROMPTS_OF(__half)
+#undef LLM_DIST_LAUNCH_HOPPER_PROMPTS_OF
+#undef LLM_DIST_LAUNCH_HOPPER_PROMPTS
 
 }  // namespace llm_dist::kernels

@@ -19,8 +19,8 @@ class HopperPrompts {
 
   // Whether the device, its driver and what was compiled have what it takes, and it is wanted.
   bool supported() const { return supported_; }
-  // The plan's prompt items. T: bf16 or f16; kHeadDim: 64 or 128.
-  template <typename T, int kHeadDim>
+  // The plan's prompt items. T: bf16 or f16; Kv: T or f8_e4m3; kHeadDim: 64 or 128.
+  template <typename T, typename Kv, int kHeadDim>
   cudaError_t launch(const PagedAttentionArgs& args,
                      const AttentionParams& params,
                      cudaStream_t stream) const;

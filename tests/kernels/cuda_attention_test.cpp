@@ -8,6 +8,11 @@ struct Batch {
   std::vector<int32_t> queries, contexts;
 };
 
+// Of random elements, one standard deviation.
+struct Scales {
+  double q = 1, k = 1, v = 1;
+};
+
 class CudaAttention : public CudaOpTest {
  protected:
   void SetUp() override {
@@ -26,7 +31,13 @@ class CudaAttention : public CudaOpTest {
     }
   }
 
-  void compare_state(DType dtype, DType kv_dtype, Heads heads, const Batch& batch, int64_t block_size) {
+  // Returns what the GPU gave.
+  std::vector<std::byte> compare_state(DType dtype,
+                                       DType kv_dtype,
+                                       Heads heads,
+                                       const Batch& batch,
+                                       int64_t block_size,
+                                       const Scales& scales = {}) {
     std::vector<int32_t> starts = {0};
     int64_t most_blocks = 1;
     for (size_t s = 0; s < batch.queries.size(); ++s) {
@@ -39,17 +50,19 @@ class CudaAttention : public CudaOpTest {
     std::iota(blocks.begin(), blocks.end(), 0.0);
     std::shuffle(blocks.begin(), blocks.end(), random_);
     const int64_t width = heads.q * heads.dim;
-    Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim});
+    Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim}, scales.q);
     Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
-    Twin k = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim});
-    Twin v = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim});
-    // Behind a context's end stands what others left there.
+    Twin k = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim}, scales.k);
+    Twin v = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim}, scales.v);
+    // Behind a context's end stands what others left there, as far as any tile of keys goes.
+    constexpr int64_t kMostTileKeys = 128;
     for (size_t s = 0; s < batch.queries.size(); ++s) {
       const int64_t end = batch.contexts[s];
-      if (end % block_size == 0) continue;
-      const double block =
-          blocks[s * static_cast<size_t>(most_blocks) + static_cast<size_t>(end / block_size)];
-      for (const Twin* twin : {&k, &v}) poison(*twin, static_cast<int64_t>(block), end % block_size);
+      for (int64_t i = end / block_size; i < most_blocks && i * block_size < end + kMostTileKeys; ++i) {
+        const double block = blocks[s * static_cast<size_t>(most_blocks) + static_cast<size_t>(i)];
+        const int64_t first = std::max<int64_t>(0, end - i * block_size);
+        for (const Twin* twin : {&k, &v}) poison(*twin, static_cast<int64_t>(block), first);
+      }
     }
     Twin query_starts = ints(starts);
     Twin context_lens = ints(batch.contexts);
@@ -91,7 +104,25 @@ class CudaAttention : public CudaOpTest {
                         heads.kv,
                         heads.dim,
                         block_size));
-    expect_same(out, dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype));
+    expect_same(out, scales.v * (dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype)));
+    return download(out);
+  }
+
+  // Whether the device has kernels of its own for prompts. Kernels round elsewhere: what is equal bit for bit
+  // comes from one.
+  bool has_own_kernel(DType dtype, DType kv_dtype, Heads heads, const Batch& batch, int64_t block_size) {
+    const auto inputs = random_;
+    const std::vector<std::byte> own = compare_state(dtype, kv_dtype, heads, batch, block_size);
+    random_ = inputs;
+    gpu_state_.swap(portable_state_);
+    const std::vector<std::byte> portable = compare_state(dtype, kv_dtype, heads, batch, block_size);
+    gpu_state_.swap(portable_state_);
+    return own != portable;
+  }
+
+  bool is_hopper() const {
+    const std::string name = gpu_backend_->description();
+    return name.find("NVIDIA H") == 0 || name.find("NVIDIA GH") == 0;
   }
 
  private:
@@ -154,6 +185,47 @@ TEST_F(CudaAttention, CodesOfTheCacheAreWidened) {
   for (DType dtype : kActivationTypes) {
     for (Heads heads : {Heads{9, 3, 64}, {8, 2, 128}, {12, 1, 64}, {16, 1, 128}, {4, 4, 80}}) {
       for (const Batch& batch : batches) compare_state(dtype, DType::kF8E4M3, heads, batch, 16);
+    }
+  }
+}
+
+// Alone and several in a step, whole and behind contexts of their own, on both sides of tiles and blocks, and
+// with decodes and sequences without tokens among them; blocks of every size with each kind of heads.
+TEST_F(CudaAttention, PromptsOverCodesMatchTheCpu) {
+  const Batch batches[] = {{{1, 15, 16, 17}, {1, 15, 16, 17}},
+                           {{127, 128, 129}, {127, 128, 129}},
+                           {{1000}, {1000}},
+                           {{40}, {4097}},
+                           {{300, 16, 33}, {811, 128, 1000}},
+                           {{1, 129, 1, 64, 0, 1, 9}, {4097, 1000, 129, 64, 5, 17, 265}}};
+  constexpr int64_t kBlockSizes[] = {16, 32, 48, 64, 128};
+  size_t turn = 0;
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (Heads heads : {Heads{2, 2, 64}, {8, 2, 64}, {8, 1, 64}, {2, 2, 128}, {8, 2, 128}, {8, 1, 128}}) {
+      for (const Batch& batch : batches)
+        compare_state(dtype, DType::kF8E4M3, heads, batch, kBlockSizes[turn++ % std::size(kBlockSizes)]);
+    }
+  }
+}
+
+// The least codes, which have no leading one, and large ones.
+TEST_F(CudaAttention, PromptsTakeCodesOfAnySize) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t dim : {64, 128}) {
+      for (const Scales& scales : {Scales{200, 0.005, 0.005}, {0.02, 50, 100}})
+        compare_state(dtype, DType::kF8E4M3, {8, 2, dim}, {{150}, {300}}, 16, scales);
+    }
+  }
+}
+
+TEST_F(CudaAttention, HopperHasAKernelForPrompts) {
+  const Batch batch{{200, 1, 70}, {300, 500, 70}};
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (DType kv_dtype : {dtype, DType::kF8E4M3}) {
+      for (int64_t dim : {64, 128}) {
+        for (int64_t block_size : {16, 128})
+          EXPECT_EQ(has_own_kernel(dtype, kv_dtype, {8, 2, dim}, batch, block_size), is_hopper());
+      }
     }
   }
 }

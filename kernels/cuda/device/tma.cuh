@@ -116,9 +116,16 @@ __device__ inline void load_box_4d(
       "l"(policy)
       : "memory");
 }
-
-// What threads have written to shared memory is seen by products and copies behind the next barrier.
-__device__ inline void release_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Starts the copy of `bytes` bytes, a multiple of 16 like both addresses; they arrive at `barrier`.
+__device__ inline void load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from),
+      "r"(bytes),
+      "r"(shared_address(barrier))
+      : "memory");
+}
 
 // Starts the copy of a box from shared memory to (row, column) of `map`; what lies outside is not written.
 __device__ inline void store_box(const CUtensorMap& map, int column, int row, const void* from) {

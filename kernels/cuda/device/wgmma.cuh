@@ -34,6 +34,9 @@ __device__ inline uint64_t swizzled_columns(const void* tile, int eight_rows, in
          static_cast<uint64_t>(next_columns / 16) << 16 | ((shared_address(tile) & 0x3ffff) / 16);
 }
 
+// What was written to shared memory is seen by products and copies behind the next barrier.
+__device__ inline void release_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // Values are worked out by here, and not further on.
 template <int kCount>
 __device__ inline void hold(float (&values)[kCount]) {

@@ -1,0 +1,149 @@
+// Tiles of a context's keys and values for the products of warpgroups (wgmma.cuh), the last tile first: how
+// they stand in shared memory, and a warp that asks TMA for them, as many ahead as there is memory. A cache
+// of f8_e4m3 codes needs more than that: widened_tiles.cuh.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/device/tma.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/paged_attention.h"
+
+namespace llm_dist::kernels {
+
+inline constexpr int kGroupThreads = 4 * kWarpSize;  // of a warpgroup
+inline constexpr int kMultipliers = 2;               // warpgroups
+inline constexpr int kGroupRows = kHopperPromptRows / kMultipliers;
+inline constexpr int kTileKeys = 128;
+// Tiles of K, and of V: those stay longer, until their weights are known and multiplied.
+inline constexpr int kKeyStages = 2;
+inline constexpr int kValueStages = 3;
+inline constexpr int kRowBytes = 128;  // TMA's widest swizzle: 64 dimensions
+static_assert(kGroupRows == 64);       // what one product takes
+
+// Queries stand as parts of 64 dimensions, each of rows of 128 bytes; keys and values as groups of eight
+// rows, each of as many parts: so one copy brings all that stands side by side in a block of the cache. TMA
+// permutes the 16-byte pieces of a row, and so does who writes them otherwise. Codes stand as in the cache.
+template <typename Kv, int kHeadDim>
+struct PromptMemory {
+  static constexpr bool kCodes = std::is_same_v<Kv, __nv_fp8_e4m3>;
+  static constexpr int kParts = kHeadDim / 64;
+  static constexpr int kQueryPart = kGroupRows * kRowBytes;
+  static constexpr int kKeyPart = 8 * kRowBytes;
+  static constexpr int kEightKeys = kParts * kKeyPart;
+  static constexpr int kQueryBytes = kMultipliers * kParts * kQueryPart;
+  static constexpr int kTileBytes = kTileKeys / 8 * kEightKeys;
+  static constexpr int kTiles = kKeyStages + kValueStages;
+  // Codes on their way: each of the warps that widen them has its own keys of a tile.
+  static constexpr int kWideners = kGroupThreads / kWarpSize;
+  static constexpr int kWidenerKeys = kTileKeys / kWideners;
+  static constexpr int kCodeBytes = kWidenerKeys * kHeadDim;
+  static constexpr int kCodeStages = 128 / kHeadDim;  // of K and V: 32 KiB in all
+  static constexpr int kBytes =
+      kQueryBytes + kTiles * kTileBytes + (kCodes ? kCodeStages * 2 * kWideners * kCodeBytes : 0);
+
+  std::byte* base;  // at a multiple of 1024
+
+  __device__ std::byte* queries(int group, int part) const {
+    return base + (group * kParts + part) * kQueryPart;
+  }
+  __device__ std::byte* keys(int stage) const { return base + kQueryBytes + stage * kTileBytes; }
+  __device__ std::byte* values(int stage) const { return keys(kKeyStages + stage); }
+  // Of a warp's keys (0) or values (1).
+  __device__ std::byte* codes(int warp, int stage, int which) const {
+    return keys(kTiles) + ((warp * kCodeStages + stage) * 2 + which) * kCodeBytes;
+  }
+};
+
+struct PromptBarriers {
+  uint64_t full_keys[kKeyStages];
+  uint64_t empty_keys[kKeyStages];
+  uint64_t full_values[kValueStages];
+  uint64_t empty_values[kValueStages];
+};
+
+// A cache as tiles are brought from it.
+template <typename Kv>
+using PromptCache = std::conditional_t<std::is_same_v<Kv, __nv_fp8_e4m3>, const __nv_fp8_e4m3*, CUtensorMap>;
+
+// The caches as the copies see them: eight keys of a head after eight keys, which the strides count.
+struct KeyPages {
+  int keys;  // of a page, which is what one copy brings: 16 to those of a tile, or of a warp that widens
+  int block_stride;
+  int head_stride;
+};
+
+// What a block brings: of one kv head, the keys of a sequence below `end`.
+struct BroughtKeys {
+  const PagedAttentionArgs& args;
+  const KeyPages& pages;
+  int sequence;
+  int kv_head;
+  int end;
+
+  __device__ int num_tiles() const { return (end + kTileKeys - 1) / kTileKeys; }
+  __device__ const int32_t* table() const { return args.block_tables + sequence * args.table_stride; }
+  // The cache's block, from table(), with the page from a tile's key `first` on; −1 where there is none, or
+  // not below `limit`.
+  __device__ int block_of(const int32_t* table, int tile, int first, int limit) const {
+    const int key = tile * kTileKeys + first;
+    return tile >= 0 && first < limit && key < end ? table[key / args.block_size] : -1;
+  }
+  // That page's first eight keys.
+  __device__ int eight_keys(int tile, int first, int block) const {
+    return block * pages.block_stride + kv_head * pages.head_stride +
+           (tile * kTileKeys + first) % args.block_size / 8;
+  }
+};
+
+// A warp calls it. A lane brings a page.
+template <typename T, int kHeadDim>
+__device__ inline void bring_tiles(const CUtensorMap& k_map,
+                                   const CUtensorMap& v_map,
+                                   const BroughtKeys& keys,
+                                   const PromptMemory<T, kHeadDim>& memory,
+                                   PromptBarriers& barriers) {
+  using M = PromptMemory<T, kHeadDim>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int page_keys = keys.pages.keys;
+  const int first = lane * page_keys;  // of this lane's page in a tile
+  const uint64_t policy = policy_read_normally();
+  const int32_t* table = keys.table();
+  auto block_of = [&](int tile) { return keys.block_of(table, tile, first, kTileKeys); };
+  const int count = keys.num_tiles();
+  int block = block_of(count - 1);
+  Cursor<kKeyStages> key_cursor;
+  Cursor<kValueStages> value_cursor;
+#pragma unroll 1
+  for (int tile = count - 1; tile >= 0; --tile) {
+    const int next = block_of(tile - 1);
+    const int eight_keys = keys.eight_keys(tile, first, block);
+    const int num_pages = (min(kTileKeys, keys.end - tile * kTileKeys) + page_keys - 1) / page_keys;
+    const auto bytes = static_cast<uint32_t>(num_pages * page_keys / 8 * M::kEightKeys);
+    auto bring =
+        [&](const CUtensorMap& map, std::byte* to, uint64_t* full, uint64_t* empty, uint32_t parity) {
+          barrier_wait(empty, parity ^ 1);
+          if (lane == 0) barrier_arrive_expecting(full, bytes);
+          __syncwarp();
+          if (block >= 0) load_box_4d(to + first / 8 * M::kEightKeys, map, 0, 0, 0, eight_keys, full, policy);
+        };
+    bring(k_map,
+          memory.keys(key_cursor.stage),
+          barriers.full_keys + key_cursor.stage,
+          barriers.empty_keys + key_cursor.stage,
+          key_cursor.parity);
+    bring(v_map,
+          memory.values(value_cursor.stage),
+          barriers.full_values + value_cursor.stage,
+          barriers.empty_values + value_cursor.stage,
+          value_cursor.parity);
+    key_cursor.advance();
+    value_cursor.advance();
+    block = next;
+  }
+}
+
+}  // namespace llm_dist::kernels
