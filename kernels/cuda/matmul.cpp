@@ -20,6 +20,9 @@ constexpr float kClearlyFaster = 0.98f;
 // has ended.
 constexpr float kOverlap = 0.003f;
 
+// A product that takes so many milliseconds is one whose kernels are compared at the GPU's limit of power.
+constexpr float kPowerDecides = 0.25f;
+
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
 // In the place of a library's algorithm: ours, then in how many parts. The library's first word is a small
@@ -374,14 +377,41 @@ Result<size_t> Matmul::fastest(const Plan& plan,
     if (tried[i].parts <= 0) times[i] += kOverlap;
   }
   const auto best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
-  return times[best] < kClearlyFaster * times[0] ? best : 0;
+  const size_t chosen = times[best] < kClearlyFaster * times[0] ? best : 0;
+  const auto gated = std::ranges::find(tried, kGated, &Candidate::parts);
+  if (gated == tried.end() || times[chosen] < kPowerDecides) return chosen;
+  const auto other = static_cast<size_t>(gated - tried.begin());
+  return faster_hot(plan, shape, tried, times, {chosen, other}, operands, stream);
+}
+
+// Of two of `tried`. In steps of many products of this size clocks follow the power that they take.
+Result<size_t> Matmul::faster_hot(const Plan& plan,
+                                  const MatmulShape& shape,
+                                  const std::vector<Candidate>& tried,
+                                  const std::vector<float>& cold,
+                                  std::array<size_t, 2> finalists,
+                                  const MatmulOperands& operands,
+                                  device::CudaStream& stream) {
+  if (finalists[0] == finalists[1]) return finalists[0];
+  std::array<float, 2> times{};
+  for (size_t i = 0; i < 2; ++i) {
+    const Candidate& candidate = tried[finalists[i]];
+    ASSIGN_OR_RETURN(times[i], timer_->time_hot(cold[finalists[i]], stream.handle(), [&] {
+      return issue(plan, shape, candidate, operands, stream).ok();
+    }));
+  }
+  return finalists[times[1] < times[0] ? 1 : 0];
 }
 
 // What an earlier run has chosen, where it can be run here.
 bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
   const MatmulChoices::Algorithm* known = choices_.find(shape);
-  // Prompts have any number of rows, of which a warm-up tries a few.
-  if (known == nullptr && timer_ == nullptr) known = choices_.find_nearest(shape);
+  // Prompts have any number of rows, of which a warm-up tries a few. Of the library's kernels none is good
+  // for fewer rows than it was chosen for: with tiles of other heights it guesses better.
+  if (known == nullptr && timer_ == nullptr && takes_gated(shape)) {
+    known = choices_.find_nearest(shape);
+    if (known != nullptr && (*known)[0] != kGatedChoice) return false;
+  }
   if (known == nullptr) return false;
   if ((*known)[0] == kGatedChoice) {
     plan.choice.parts = kGated;

@@ -8,6 +8,7 @@
 
 #include <cublasLt.h>
 
+#include <array>
 #include <map>
 #include <memory>
 
@@ -92,6 +93,13 @@ class Matmul {
                          const std::vector<Candidate>& tried,
                          const MatmulOperands& operands,
                          device::CudaStream& stream);
+  Result<size_t> faster_hot(const Plan& plan,
+                            const MatmulShape& shape,
+                            const std::vector<Candidate>& tried,
+                            const std::vector<float>& cold,
+                            std::array<size_t, 2> finalists,
+                            const MatmulOperands& operands,
+                            device::CudaStream& stream);
   Status issue(const Plan& plan,
                const MatmulShape& shape,
                const Candidate& candidate,
