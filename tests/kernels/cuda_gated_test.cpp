@@ -251,6 +251,33 @@ TEST_F(CudaGatedPrompts, ThatOverlapWaitForTheirInput) {
   expect_untouched(products);
 }
 
+// One so large that its kernels are compared over a tenth of a second each.
+TEST_F(CudaGatedPrompts, ByWhatIsFasterAtTheLimitOfPower) {
+  constexpr int64_t kRows = 2048;
+  constexpr int64_t kColumns = 7168;
+  constexpr int64_t kFeatures = 4096;
+  const Twin x = random_twin(DType::kBF16, {kRows, kFeatures});
+  const Twin w = random_twin(DType::kBF16, {2 * kColumns, kFeatures}, 0.02);
+  const Twin products = output_twin(DType::kBF16, {kRows, 2 * kColumns});
+  const Twin out = output_twin(DType::kBF16, {kRows, kColumns});
+  setenv("XDG_CACHE_HOME", testing::TempDir().c_str(), 1);
+  use_state(LinearKernels::kFastest);
+  gpu_state_->start_tuning();
+  issue_gated(x, w, products, out.gpu);
+  std::vector<std::byte> got = download(out);
+  gpu_state_->end_tuning();
+  unsetenv("XDG_CACHE_HOME");
+  use_state(LinearKernels::kLibrary);
+  issue_gated(x, w, products, out.gpu);
+  std::vector<std::byte> expected = download(out);
+  Tensor tried = out.cpu;
+  Tensor theirs = out.cpu;
+  tried.data = got.data();
+  theirs.data = expected.data();
+  for (int64_t i = 0; i < tried.numel(); i += 37)
+    ASSERT_NEAR(element(tried, i), element(theirs, i), 4 * tolerance(DType::kBF16)) << "element " << i;
+}
+
 TEST_F(CudaGated, ByKernelsThatWereTriedOut) {
   use_state(LinearKernels::kFastest);
   setenv("XDG_CACHE_HOME", testing::TempDir().c_str(), 1);
