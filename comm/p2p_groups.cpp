@@ -96,14 +96,17 @@ Result<std::unique_ptr<PeerMemory>> open_peers(const NcclModule& module,
 void say_which(const PeerGroup& group, const Status& why) {
   if (group.info.rank != 0) return;
   if (!why.ok()) {
-    log_info("group {}: all-reduces over NCCL ({})", group.info.name, why.message());
+    log_info("group {}: collectives over NCCL ({})", group.info.name, why.message());
     return;
   }
   const int64_t norms = group.limits.norm_bytes / 1024;
-  log_info("group {}: all-reduces of up to {} KiB over peer memory{}, larger ones over NCCL",
-           group.info.name,
-           group.limits.largest() / 1024,
-           norms > 0 ? format(", with the norm behind them up to {} KiB", norms) : std::string());
+  log_info(
+      "group {}: all-reduces of up to {} KiB{} and gathers of up to {} KiB over peer memory, larger ones "
+      "over NCCL",
+      group.info.name,
+      group.limits.largest() / 1024,
+      norms > 0 ? format(" ({} with the norm behind them)", norms) : std::string(),
+      group.limits.largest_parts(group.info.size) / 1024);
 }
 
 }  // namespace

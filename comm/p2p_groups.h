@@ -1,4 +1,4 @@
-// Tensor groups of GPUs: NCCL, and in front of it all-reduces of our own over peer memory where the GPUs can
+// Tensor groups of GPUs: NCCL, and in front of it collectives of our own over peer memory where the GPUs can
 // reach each other.
 #pragma once
 

@@ -5,7 +5,8 @@
 // Blocks of one number on the ranks are on their own (peer_layout.h). Such a block counts its calls; the
 // count is in its GPU's memory, since a graph's kernels get the same arguments at each replay, and all ranks
 // count alike, since they make the same calls. Nothing is cleared between calls: what an earlier call left
-// carries an earlier number. Below, "call n" is the n-th of one way in which the block takes part.
+// carries an earlier number. Below, "call n" is the n-th of one way in which the block takes part. Exchanges
+// of parts are calls of two of these ways (exchange.cu).
 //
 // No write comes too early. A rank's kernels run one after the other (wait_for_previous), so that
 //   (1) what a rank sends in call n, it sends after it has read all that it reads in call n - 1, and
@@ -24,14 +25,12 @@
 #include "comm/p2p/all_reduce.h"
 #include "comm/p2p/meet_peers.cuh"
 #include "comm/p2p/packets.cuh"
+#include "comm/p2p/staged.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/overlapped_launch.h"
 
 namespace llm_dist::comm {
 namespace {
-
-// Units that a thread has on their way at once.
-constexpr int kBatch = 4;
 
 // For what a step waits for: the number of the call travels with each 8 bytes, so that there is one trip
 // between GPUs, no fence and no barrier. Half of what travels are numbers.
@@ -60,38 +59,6 @@ __global__ void __launch_bounds__(kPacketThreads)
   }
   __syncthreads();
   if (threadIdx.x == 0) *calls = number;
-}
-
-// Calls put(unit, get(unit)) for those of `units` that fall to this thread, a batch of gets before its puts.
-template <typename Get, typename Put>
-__device__ void move_units(int units, Get&& get, Put&& put) {
-  constexpr int kStep = kStageBlocks * kStageThreads;
-  const int first = static_cast<int>(blockIdx.x * kStageThreads + threadIdx.x);
-  for (int begin = first; begin < units; begin += kBatch * kStep) {
-    uint4 raw[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (begin + i * kStep < units) raw[i] = get(begin + i * kStep);
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (begin + i * kStep < units) put(begin + i * kStep, raw[i]);
-    }
-  }
-}
-
-// The sum of this rank's `mine` and of what the others have put into this rank's memory: `staged` is the
-// offset of rank 0's unit, `stride` the bytes from a rank's to the next one's.
-template <typename T, int kMostRanks>
-__device__ uint4 sum_staged(const PeerView& peers, uint4 mine, int64_t staged, int64_t stride) {
-  uint4 raw[kMostRanks];
-#pragma unroll
-  for (int source = 0; source < kMostRanks; ++source) {
-    raw[source] = mine;
-    if (source < peers.size && source != peers.rank)
-      raw[source] = load_staged(at<uint4>(peers, peers.rank, staged + source * stride));
-  }
-  return sum_units<T>(raw, peers.size);
 }
 
 template <typename T, int kMostRanks>

@@ -120,14 +120,18 @@ __device__ inline uint64_t joined(uint32_t low, uint32_t high) {
   return low | static_cast<uint64_t>(high) << 32;
 }
 
+// `to`: where packets_of says.
+__device__ inline void store_packets(Packet* to, uint64_t number, uint4 raw) {
+  store_packet(to, joined(raw.x, raw.y), number);
+  store_packet(to + kPacketRun, joined(raw.z, raw.w), number);
+}
+
+// The same to every peer.
 __device__ inline void send_packets(
     const PeerView& peers, const PacketRegion& region, uint64_t number, int unit, uint4 raw) {
   const int64_t offset = packets_of(peers, region, peers.rank, number, unit);
-  for (int distance = 1; distance < peers.size; ++distance) {
-    Packet* to = at<Packet>(peers, peer_behind(peers, distance), offset);
-    store_packet(to, joined(raw.x, raw.y), number);
-    store_packet(to + kPacketRun, joined(raw.z, raw.w), number);
-  }
+  for (int distance = 1; distance < peers.size; ++distance)
+    store_packets(at<Packet>(peers, peer_behind(peers, distance), offset), number, raw);
 }
 
 // Fills in all ranks' but this one's; false when the group was aborted.

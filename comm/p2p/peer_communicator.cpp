@@ -1,7 +1,6 @@
 #include "comm/p2p/peer_communicator.h"
 
-#include <optional>
-
+#include "comm/p2p/exchange.h"
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/shared_norm.h"
 #include "src/device/cuda/cuda_error.h"
@@ -17,6 +16,11 @@ std::optional<PeerWay> way_for(int64_t bytes, const PeerLimits& limits) {
   if (bytes <= limits.one_shot_bytes) return PeerWay::kOneShot;
   if (bytes <= limits.two_shot_bytes) return PeerWay::kTwoShot;
   return std::nullopt;
+}
+
+void check_moved(const Tensor& in, const Tensor& out) {
+  CHECK(in.is_contiguous() && out.is_contiguous(), "{} to {}", in.to_string(), out.to_string());
+  CHECK(in.dtype == out.dtype, "{} to {}", in.to_string(), out.to_string());
 }
 
 // Contiguous, and aligned to units.
@@ -114,7 +118,7 @@ void PeerCommunicator::add_rms_norm_of_shares(const SumAndNorm& call, device::St
 
 template <typename Launch>
 void PeerCommunicator::issue(const char* what, device::Stream& stream, Launch&& launch) {
-  CHECK(stream.device().type == DeviceType::kCuda, "a sum over GPUs on a stream of another device");
+  CHECK(stream.device().type == DeviceType::kCuda, "{} on a stream of another device", what);
   Status status = error_.get();
   if (status.ok()) status = stream.error();
   if (status.ok()) {
@@ -125,14 +129,44 @@ void PeerCommunicator::issue(const char* what, device::Stream& stream, Launch&& 
   if (!status.ok()) stream.fail(std::move(status));
 }
 
+std::optional<PeerWay> PeerCommunicator::way_of_parts(int64_t part_bytes) const {
+  const PeerLimits& limits = resources_->group().limits;
+  if (part_bytes <= limits.packets_bytes) return PeerWay::kPackets;
+  if (part_bytes * info_.size <= limits.parts_bytes) return PeerWay::kOneShot;
+  return std::nullopt;
+}
+
 void PeerCommunicator::all_gather(const Tensor& in, const Tensor& out, device::Stream& stream) {
-  fallback_->all_gather(in, out, stream);
+  CHECK_EQ(in.numel() * info_.size, out.numel());
+  check_moved(in, out);
+  if (in.numel() == 0) return;
+  const std::optional<PeerWay> way = way_of_parts(in.bytes());
+  if (!way) {
+    fallback_->all_gather(in, out, stream);
+    return;
+  }
+  issue("all_gather over peer memory", stream, [&](cudaStream_t on) {
+    const PartsToMove parts{.in = in.data, .out = out.data, .bytes = in.bytes(), .same_for_all = true};
+    return move_parts(*way, resources_->view(), parts, on);
+  });
 }
 void PeerCommunicator::reduce_scatter(const Tensor& in,
                                       const Tensor& out,
                                       ReduceOp op,
                                       device::Stream& stream) {
-  fallback_->reduce_scatter(in, out, op, stream);
+  CHECK_EQ(out.numel() * info_.size, in.numel());
+  check_moved(in, out);
+  if (in.numel() == 0) return;
+  std::optional<PeerWay> way;
+  if (op == ReduceOp::kSum && is_float(in.dtype)) way = way_of_parts(out.bytes());
+  if (!way) {
+    fallback_->reduce_scatter(in, out, op, stream);
+    return;
+  }
+  issue("reduce_scatter over peer memory", stream, [&](cudaStream_t on) {
+    const PartsToSum parts{.in = in.data, .out = out.data, .dtype = in.dtype, .count = out.numel()};
+    return sum_parts(*way, resources_->view(), parts, on);
+  });
 }
 void PeerCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
   fallback_->broadcast(data, root, stream);
@@ -144,7 +178,20 @@ void PeerCommunicator::recv(const Tensor& data, int peer, device::Stream& stream
   fallback_->recv(data, peer, stream);
 }
 void PeerCommunicator::all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) {
-  fallback_->all_to_all(in, out, stream);
+  CHECK_EQ(in.numel(), out.numel());
+  CHECK_EQ(in.numel() % info_.size, 0);
+  check_moved(in, out);
+  if (in.numel() == 0) return;
+  const int64_t part_bytes = in.bytes() / info_.size;
+  const std::optional<PeerWay> way = way_of_parts(part_bytes);
+  if (!way) {
+    fallback_->all_to_all(in, out, stream);
+    return;
+  }
+  issue("all_to_all over peer memory", stream, [&](cudaStream_t on) {
+    const PartsToMove parts{.in = in.data, .out = out.data, .bytes = part_bytes};
+    return move_parts(*way, resources_->view(), parts, on);
+  });
 }
 
 Status PeerCommunicator::poll() const {

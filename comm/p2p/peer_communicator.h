@@ -1,7 +1,9 @@
-// PeerCommunicator: sums of floats by kernels of our own over the memory of GPUs of one host, as far as they
-// are faster, with the norm behind them or without; everything else over another communicator of the same
-// ranks.
+// PeerCommunicator: sums of floats, with the norm behind them or without, gathers and all-to-alls by kernels
+// of our own over the memory of GPUs of one host, as far as they are faster; everything else over another
+// communicator of the same ranks.
 #pragma once
+
+#include <optional>
 
 #include "comm/first_error.h"
 #include "comm/norm_reducer.h"
@@ -35,6 +37,8 @@ class PeerCommunicator : public Communicator, public NormReducer {
  private:
   // At `offset` in this rank's memory; null unless shares of it are taken.
   Tensor shared_rows(int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
+  // How ranks exchange parts of so many bytes; none: too large.
+  std::optional<PeerWay> way_of_parts(int64_t part_bytes) const;
   // launch(stream) on this rank's GPU, unless the group or the stream has failed.
   template <typename Launch>
   void issue(const char* what, device::Stream& stream, Launch&& launch);

@@ -13,7 +13,8 @@
 namespace llm_dist::comm {
 
 // Up to how many bytes an all-reduce goes each way; 0: never. Each way has memory of its own on every GPU, a
-// small multiple of its limit (peer_layout.h). The smallest fitting way is taken, in this order.
+// small multiple of its limit (peer_layout.h). The smallest fitting way is taken, in this order. A gather,
+// all-to-all or reduce-scatter goes by packets when one rank's part fits, or else as parts_bytes says.
 struct PeerLimits {
   int64_t packets_bytes = 0;   // everything to everyone, each 8 bytes with their number: one trip, no fence
   int64_t one_shot_bytes = 0;  // everything to everyone, then a flag
@@ -23,8 +24,12 @@ struct PeerLimits {
   // Up to here ranks that share the residual stream sum, add and norm in one kernel. Memory of this size
   // twice.
   int64_t shared_bytes = 0;
+  // Up to here, in all ranks' parts together, ranks exchange parts in one shot. Memory of this size twice, in
+  // which one-shot sums have their place, too.
+  int64_t parts_bytes = 0;
   bool operator==(const PeerLimits&) const = default;
-  int64_t largest() const;  // all-reduce
+  int64_t largest() const;                      // all-reduce
+  int64_t largest_parts(int group_size) const;  // exchange, of all parts together; one of fewer bytes fits
 };
 PeerLimits default_peer_limits(int group_size);
 
@@ -49,8 +54,8 @@ class PeerMemory {
   // Opens the memory of all others, from their cards in rank order. failed_precondition names a rank whose
   // GPU cannot be reached.
   virtual Status open(std::span<const std::string> cards) = 0;
-  // Sums of floats go over peer memory as far as the limits allow, all else to `fallback`. Also a
-  // NormReducer.
+  // Sums of floats, gathers and all-to-alls go over peer memory as far as the limits allow, all else to
+  // `fallback`. Also a NormReducer.
   virtual std::unique_ptr<Communicator> connect(std::unique_ptr<Communicator> fallback) = 0;
 };
 

@@ -3,10 +3,12 @@
 //
 // A unit of a tensor always falls to the same block of a way's kernel, however many blocks a call has, and a
 // block talks only to the blocks of its number on other ranks. So a block's part of each region is its own,
-// each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu). Terms
+// each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu). The
+// same holds of a unit of a part that ranks exchange, by packets or in one shot (exchange.cu). Terms
 // and normed rows of shared calls are the exception: shared_norm.cu says why they may be.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "comm/p2p/peer_group.h"
@@ -59,7 +61,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   constexpr int64_t kPageBytes = 2 << 20;
   constexpr int64_t kAlignment = 256;  // whole lines, and as libraries of products want their tensors
   PeerLayout at{.packet_units = whole_runs(units_in(limits.packets_bytes)),
-                .one_shot_units = units_in(limits.one_shot_bytes),
+                .one_shot_units = units_in(std::max(limits.one_shot_bytes, limits.parts_bytes / size)),
                 .part_units = (units_in(limits.two_shot_bytes) + size - 1) / size};
   int64_t end = 0;
   auto place = [&end](int64_t bytes) {

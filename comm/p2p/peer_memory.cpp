@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "comm/p2p/exchange.h"
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/peer_communicator.h"
 #include "comm/p2p/shared_norm.h"
@@ -122,6 +123,7 @@ Result<std::string> PeerResources::prepare() {
     return failed_precondition(format("there are more than {} ranks", kMaxPeerRanks));
   RETURN_IF_ERROR(take_memory());
   RETURN_IF_ERROR(cuda_status(load_all_reduce_kernels(group_.info.size), "the all-reduce kernels"));
+  RETURN_IF_ERROR(cuda_status(load_exchange_kernels(group_.info.size), "the kernels of exchanges"));
   RETURN_IF_ERROR(cuda_status(load_norm_sum_kernels(group_.info.size), "the kernels of sums and norms"));
   RETURN_IF_ERROR(cuda_status(load_shared_norm_kernels(group_.info.size), "the kernels of shared norms"));
   std::byte* mine = view_.memory[group_.info.rank];

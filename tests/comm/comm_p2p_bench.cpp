@@ -1,11 +1,12 @@
 // What an all-reduce of bf16 takes in a graph, over NCCL and each way over peer memory, and what it takes
-// with the norm behind it: apart, in one kernel, and in one kernel where ranks share the residual stream. The
-// tables from which the limits in comm/p2p/peer_limits.cpp come. A thread for each GPU: comm_p2p_bench
-// [RANKS]
+// with the norm behind it: apart, in one kernel, and in one kernel where ranks share the residual stream; and
+// what exchanges of parts take. The tables from which the limits in comm/p2p/peer_limits.cpp come. A thread
+// for each GPU: comm_p2p_bench [RANKS [ways|norms|shares|parts]]
 #include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <numeric>
+#include <string_view>
 #include <thread>
 
 #include "comm/nccl_groups.h"
@@ -23,8 +24,14 @@ constexpr int64_t kMostRows = 128;
 constexpr int64_t kLeastSharedRows = 256;
 constexpr int64_t kMostSharedRows = 4096;
 constexpr int64_t kMostHidden = 8192;
-// The rows of a shared call twice, and weights behind them.
-constexpr int64_t kDataBytes = 2 * kMostSharedRows * kMostHidden * 2 + kMostHidden * 2;
+constexpr int64_t kLeastPart = 8;
+// Of packets: above, they are slower than all else, and their memory is twice as large.
+constexpr int64_t kMostPartOfPackets = 1 << 20;
+
+// The rows of a shared call twice, and weights behind them; or all parts twice.
+int64_t data_bytes(int size) {
+  return std::max(2 * kMostSharedRows * kMostHidden * 2 + kMostHidden * 2, 2 * size * kMostBytes);
+}
 constexpr int kCallsInGraph = 64;
 constexpr int kReplays = 41;
 constexpr double kSeconds = 60;
@@ -178,23 +185,73 @@ void compare_shares(const kernels::CudaModule& module,
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
 
-void run_rank(const kernels::CudaModule& module, ThreadWorld& threads, int rank) {
+// Gathers, reduce-scatters and all-to-alls, by the bytes of a part.
+void compare_parts(Bench& bench, std::span<const int> ranks, bool prints) {
+  const auto size = static_cast<int64_t>(ranks.size());
+  const Way ways[] = {{"NCCL", {}},
+                      {"packets", {.packets_bytes = kMostPartOfPackets}},
+                      {"one shot", {.parts_bytes = size * kMostBytes}}};
+  std::vector<std::unique_ptr<Communicator>> groups;
+  const int rank = bench.world.rank_info().rank;
+  for (const Way& way : ways)
+    groups.push_back(make_p2p_communicator(bench.world, ranks, way.name, rank, way.limits).value());
+  const auto call = [&](const char* what, auto issue) {
+    if (prints)
+      std::printf("%10s %10s %10s %10s   us in a graph, %s", "bytes", "NCCL", "packets", "one shot", what);
+    if (prints) std::printf(", %zu GPUs\n", ranks.size());
+    for (int64_t bytes = kLeastPart; bytes <= kMostBytes; bytes *= 2) {
+      const int64_t count = bytes / 2;
+      const Tensor part = bench.data.view(DType::kBF16, {count});
+      const Tensor parts = bench.data.view(DType::kBF16, {size * count}, size * kMostBytes);
+      const Tensor other_parts = bench.data.view(DType::kBF16, {size * count});
+      if (prints) std::printf("%10lld", static_cast<long long>(bytes));
+      for (size_t way = 0; way < groups.size(); ++way) {
+        const bool too_large = ways[way].limits.packets_bytes > 0 && bytes > kMostPartOfPackets;
+        if (too_large && prints) std::printf(" %10s", "-");
+        if (too_large) continue;
+        double time = measure(bench, [&] { issue(*groups[way], part, parts, other_parts); });
+        if (prints) std::printf(" %10.2f", time);
+      }
+      if (prints) std::printf("\n");
+    }
+  };
+  call("all_gather", [&](Communicator& group, const Tensor& part, const Tensor& parts, const Tensor&) {
+    group.all_gather(part, parts, bench.stream);
+  });
+  call("reduce_scatter", [&](Communicator& group, const Tensor& part, const Tensor& parts, const Tensor&) {
+    group.reduce_scatter(parts, part, ReduceOp::kSum, bench.stream);
+  });
+  call("all_to_all", [&](Communicator& group, const Tensor&, const Tensor& parts, const Tensor& other) {
+    group.all_to_all(parts, other, bench.stream);
+  });
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
+void run_rank(const kernels::CudaModule& module,
+              ThreadWorld& threads,
+              int rank,
+              std::string_view wanted_table) {
   std::unique_ptr<World> world = threads.join(rank);
   std::unique_ptr<device::Backend> backend = module.make_backend(rank).value();
   std::unique_ptr<device::Stream> stream = backend->make_stream("bench");
   Bench bench{*world,
               *backend,
               *stream,
-              backend->allocate(kDataBytes, device::MemoryKind::kDevice).value(),
+              backend->allocate(data_bytes(world->rank_info().size), device::MemoryKind::kDevice).value(),
               backend->allocate(4096, device::MemoryKind::kPinned).value()};
   std::vector<int> ranks(static_cast<size_t>(world->rank_info().size));
   std::iota(ranks.begin(), ranks.end(), 0);
-  compare_ways(bench, ranks, rank == 0);
-  for (int64_t hidden : {int64_t{4096}, kMostHidden}) compare_norms(module, bench, ranks, hidden, rank == 0);
-  for (int64_t hidden : {int64_t{4096}, kMostHidden}) compare_shares(module, bench, ranks, hidden, rank == 0);
+  const bool prints = rank == 0;
+  auto wants = [&](std::string_view table) { return wanted_table.empty() || wanted_table == table; };
+  if (wants("ways")) compare_ways(bench, ranks, prints);
+  for (int64_t hidden : {int64_t{4096}, kMostHidden})
+    if (wants("norms")) compare_norms(module, bench, ranks, hidden, prints);
+  for (int64_t hidden : {int64_t{4096}, kMostHidden})
+    if (wants("shares")) compare_shares(module, bench, ranks, hidden, prints);
+  if (wants("parts")) compare_parts(bench, ranks, prints);
 }
 
-int run(int wanted) {
+int run(int wanted, std::string_view wanted_table) {
   const kernels::CudaModule* module = cuda_module().value();
   int size = wanted > 0 ? wanted : std::min(module->visible_devices(), kMaxPeerRanks);
   if (size < 2 || size > module->visible_devices()) {
@@ -203,7 +260,8 @@ int run(int wanted) {
   }
   ThreadWorld threads(size, {.collective_timeout = std::chrono::seconds(60)});
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.emplace_back([&, rank] { run_rank(*module, threads, rank); });
+  for (int rank = 0; rank < size; ++rank)
+    ranks.emplace_back([&, rank] { run_rank(*module, threads, rank, wanted_table); });
   for (std::thread& rank : ranks) rank.join();
   return 0;
 }
@@ -211,4 +269,6 @@ int run(int wanted) {
 }  // namespace
 }  // namespace llm_dist::comm
 
-int main(int argc, char** argv) { return llm_dist::comm::run(argc > 1 ? std::atoi(argv[1]) : 0); }
+int main(int argc, char** argv) {
+  return llm_dist::comm::run(argc > 1 ? std::atoi(argv[1]) : 0, argc > 2 ? argv[2] : "");
+}

@@ -1,6 +1,7 @@
-// All-reduces over peer memory: the conformance suite, and what is particular to them.
+// Collectives over peer memory: the conformance suite, and what is particular to all-reduces.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <thread>
 
@@ -16,7 +17,7 @@ struct Ways {
 constexpr Ways kWays[] = {
     {"Defaults", {}},
     {"Packets", PeerLimits{.packets_bytes = kEverything}},
-    {"OneShot", PeerLimits{.one_shot_bytes = kEverything}},
+    {"OneShot", PeerLimits{.one_shot_bytes = kEverything, .parts_bytes = 4 * kEverything}},
     {"TwoShot", PeerLimits{.two_shot_bytes = kEverything}},
     {"AllWays", PeerLimits{.packets_bytes = 4096, .one_shot_bytes = 32768, .two_shot_bytes = 512 << 10}},
 };
@@ -28,14 +29,19 @@ class P2p : public testing::TestWithParam<std::tuple<int, Ways>> {
   }
 };
 
-// The part of the suite that sums floats on each way, all of it on the default ones.
+// The part of the suite that sums floats or exchanges parts on each way, all of it on the default ones.
 std::vector<std::tuple<int, Ways, ConformanceCase>> suite() {
+  constexpr std::string_view kOfEachWay[] = {"AllReduceSums",
+                                             "ReductionsAreAccurateAndAlike",
+                                             "AllGatherPlacesPartsByRank",
+                                             "ReduceScatterSumsParts",
+                                             "AllToAllTransposes"};
   std::vector<std::tuple<int, Ways, ConformanceCase>> all;
   for (int size : {2, 3, 4}) {
     for (const Ways& ways : kWays) {
       for (const ConformanceCase& each : conformance_cases(kPeerTraits)) {
-        bool sums = case_name(each) == "AllReduceSums" || case_name(each) == "ReductionsAreAccurateAndAlike";
-        if (sums || !ways.limits) all.emplace_back(size, ways, each);
+        bool every_way = std::ranges::find(kOfEachWay, case_name(each)) != std::end(kOfEachWay);
+        if (every_way || !ways.limits) all.emplace_back(size, ways, each);
       }
     }
   }

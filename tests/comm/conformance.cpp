@@ -11,6 +11,8 @@ namespace {
 // Nothing, one, odd, and on both sides of where large reductions change their way and their round.
 constexpr int64_t kCounts[] = {0, 1, 7, 1023, 8192, 16385};
 constexpr int64_t kManyElements = (1 << 20) + 3;
+// Of a part, where a case holds two tensors of a part for each rank.
+constexpr int64_t kManyOfPart = (3 << 18) + 5;
 
 double sum_of_known(int size, int64_t i, auto type) {
   double sum = 0;
@@ -222,22 +224,24 @@ void broadcast_from_every_root(World& world, Site& site) {
 
 void all_to_all_transposes(World& world, Site& site) {
   GroupUnderTest group = make_group(world, site);
-  for_each_dtype([&](auto type) {
+  auto check = [&](auto type, int64_t count) {
     using T = decltype(type);
-    for (int64_t count : kCounts) {
-      auto in = SiteTensor<T>::known(site, group.rank(), count * group.size());
-      SiteTensor<T> out(site, count * group.size());
-      in.upload(*group.stream);
-      out.upload(*group.stream);
-      group.comm->all_to_all(in.view(), out.view(), *group.stream);
-      out.download(*group.stream);
-      ASSERT_TRUE(group.synchronize().ok());
-      auto expected = [&](int64_t i) {
-        return as_double(known_value<T>(static_cast<int>(i / count), group.rank() * count + i % count));
-      };
-      EXPECT_EQ(first_difference(out, expected), -1);
-    }
+    auto in = SiteTensor<T>::known(site, group.rank(), count * group.size());
+    SiteTensor<T> out(site, count * group.size());
+    in.upload(*group.stream);
+    out.upload(*group.stream);
+    group.comm->all_to_all(in.view(), out.view(), *group.stream);
+    out.download(*group.stream);
+    ASSERT_TRUE(group.synchronize().ok());
+    auto expected = [&](int64_t i) {
+      return as_double(known_value<T>(static_cast<int>(i / count), group.rank() * count + i % count));
+    };
+    EXPECT_EQ(first_difference(out, expected), -1);
+  };
+  for_each_dtype([&](auto type) {
+    for (int64_t count : kCounts) check(type, count);
   });
+  check(float{}, kManyOfPart);
 }
 
 // Each rank hands a token to the next, sizes on both sides of what a backend buffers; messages stay in order.
