@@ -11,9 +11,6 @@ namespace llm_dist::kernels {
 
 class GatedLinear {
  public:
-  // Goes up when the kernel changes: older choices are forgotten.
-  static constexpr int kVersion = 1;
-
   // For the calling thread's device.
   static Result<GatedLinear> make();
 

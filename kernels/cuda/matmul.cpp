@@ -16,23 +16,21 @@ namespace {
 constexpr int kCandidates = 16;
 // A candidate takes the first guess's place only when it is faster by more than timings scatter.
 constexpr float kClearlyFaster = 0.98f;
-// What a timing alone doesn't see, in milliseconds: ours for few rows read weights before the kernel in front
-// has ended.
+// What a timing alone doesn't see, in milliseconds: ours read weights before the kernel in front has ended.
 constexpr float kOverlap = 0.003f;
-
-// A product that takes so many milliseconds is one whose kernels are compared at the GPU's limit of power.
-constexpr float kPowerDecides = 0.25f;
 
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
 // In the place of a library's algorithm: ours, then in how many parts. The library's first word is a small
 // number.
 constexpr uint64_t kStreamed = 0x73747265616d6564;
-constexpr uint64_t kGatedChoice = 0x6761746564;
 // One row of x after the other, whatever the shape.
 constexpr int kByRows = -1;
-// Many rows of x, the gate applied where the sums are.
+// The gate applied where the sums are.
 constexpr int kGated = -2;
+// Of gates from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
+// prompts are: a single call on a cool GPU says otherwise (docs/performance.md).
+constexpr int64_t kGatedRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
@@ -44,16 +42,15 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
-  return format("{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}",
-                device.name,
-                device.major,
-                device.minor,
-                device.multiProcessorCount,
-                driver,
-                cublasLtGetVersion(),
-                kernels == LinearKernels::kLibrary
-                    ? "alone"
-                    : format("streamed {}, gated {}", StreamedLinear::kVersion, GatedLinear::kVersion));
+  return format(
+      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}",
+      device.name,
+      device.major,
+      device.minor,
+      device.multiProcessorCount,
+      driver,
+      cublasLtGetVersion(),
+      kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion));
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -241,8 +238,9 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
   return kernels_ != LinearKernels::kLibrary && streamed_.takes(shape);
 }
 
-bool Matmul::takes_gated(const MatmulShape& shape) const {
-  return kernels_ != LinearKernels::kLibrary && gated_.takes(shape);
+bool Matmul::prefers_gated(const MatmulShape& shape) const {
+  if (kernels_ == LinearKernels::kLibrary || !gated_.takes(shape)) return false;
+  return kernels_ == LinearKernels::kOwn || shape.m >= kGatedRows;
 }
 
 // Whether rows of x can be quantized for the library.
@@ -354,7 +352,6 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   if (takes_streamed(shape)) {
     for (int parts : streamed_.divisions(shape)) ours.push_back({.parts = parts, .library = {}});
   }
-  if (takes_gated(shape)) ours.push_back({.parts = kGated, .library = {}});
   const bool ours_first = kernels_ == LinearKernels::kOwn || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && kernels_ == LinearKernels::kOwn) return ours;
@@ -374,49 +371,16 @@ Result<size_t> Matmul::fastest(const Plan& plan,
     return issue(plan, shape, tried[i], operands, stream).ok();
   }));
   for (size_t i = 0; i < tried.size(); ++i) {
-    if (tried[i].parts <= 0) times[i] += kOverlap;
+    if (tried[i].parts == 0) times[i] += kOverlap;
   }
   const auto best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
-  const size_t chosen = times[best] < kClearlyFaster * times[0] ? best : 0;
-  const auto gated = std::ranges::find(tried, kGated, &Candidate::parts);
-  if (gated == tried.end() || times[chosen] < kPowerDecides) return chosen;
-  const auto other = static_cast<size_t>(gated - tried.begin());
-  return faster_hot(plan, shape, tried, times, {chosen, other}, operands, stream);
-}
-
-// Of two of `tried`. In steps of many products of this size clocks follow the power that they take.
-Result<size_t> Matmul::faster_hot(const Plan& plan,
-                                  const MatmulShape& shape,
-                                  const std::vector<Candidate>& tried,
-                                  const std::vector<float>& cold,
-                                  std::array<size_t, 2> finalists,
-                                  const MatmulOperands& operands,
-                                  device::CudaStream& stream) {
-  if (finalists[0] == finalists[1]) return finalists[0];
-  std::array<float, 2> times{};
-  for (size_t i = 0; i < 2; ++i) {
-    const Candidate& candidate = tried[finalists[i]];
-    ASSIGN_OR_RETURN(times[i], timer_->time_hot(cold[finalists[i]], stream.handle(), [&] {
-      return issue(plan, shape, candidate, operands, stream).ok();
-    }));
-  }
-  return finalists[times[1] < times[0] ? 1 : 0];
+  return times[best] < kClearlyFaster * times[0] ? best : 0;
 }
 
 // What an earlier run has chosen, where it can be run here.
 bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
   const MatmulChoices::Algorithm* known = choices_.find(shape);
-  // Prompts have any number of rows, of which a warm-up tries a few. Of the library's kernels none is good
-  // for fewer rows than it was chosen for: with tiles of other heights it guesses better.
-  if (known == nullptr && timer_ == nullptr && takes_gated(shape)) {
-    known = choices_.find_nearest(shape);
-    if (known != nullptr && (*known)[0] != kGatedChoice) return false;
-  }
   if (known == nullptr) return false;
-  if ((*known)[0] == kGatedChoice) {
-    plan.choice.parts = kGated;
-    return takes_gated(shape);
-  }
   if ((*known)[0] == kStreamed) {
     plan.choice.parts = static_cast<int>((*known)[1]);
     return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
@@ -431,7 +395,11 @@ Status Matmul::choose(Plan& plan,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
-  if (kernels_ != LinearKernels::kOwn && take_known(plan, shape)) return ok_status();
+  if (prefers_gated(shape)) {
+    plan.choice.parts = kGated;
+    return ok_status();
+  }
+  if (take_known(plan, shape)) return ok_status();
   const bool tunes = timer_ != nullptr;
   ASSIGN_OR_RETURN(std::vector<Candidate> tried, candidates(plan, shape, tunes ? kCandidates : 1));
   size_t best = 0;
@@ -440,8 +408,6 @@ Status Matmul::choose(Plan& plan,
     MatmulChoices::Algorithm algorithm{};
     if (tried[best].parts > 0) {
       algorithm = {kStreamed, static_cast<uint64_t>(tried[best].parts)};
-    } else if (tried[best].parts == kGated) {
-      algorithm = {kGatedChoice};
     } else {
       std::memcpy(algorithm.data(), &tried[best].library, sizeof algorithm);
     }

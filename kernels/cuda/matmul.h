@@ -1,6 +1,6 @@
-// Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours, for few rows of x or, where
-// it is gated, for many. Which kernel: the fastest of those tried where tuning is on or was on in an earlier
-// run, otherwise the first guess.
+// Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours: one for few rows of x, and
+// one for gates of many. Which kernel for the others: the fastest of those tried where tuning is on or was on
+// in an earlier run, otherwise the first guess.
 //
 // Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; where it has no such
 // kernel, x stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
@@ -8,7 +8,6 @@
 
 #include <cublasLt.h>
 
-#include <array>
 #include <map>
 #include <memory>
 
@@ -66,7 +65,7 @@ class Matmul {
          GatedLinear gated,
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
-  bool takes_gated(const MatmulShape& shape) const;
+  bool prefers_gated(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
   bool take_known(Plan& plan, const MatmulShape& shape) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
@@ -93,13 +92,6 @@ class Matmul {
                          const std::vector<Candidate>& tried,
                          const MatmulOperands& operands,
                          device::CudaStream& stream);
-  Result<size_t> faster_hot(const Plan& plan,
-                            const MatmulShape& shape,
-                            const std::vector<Candidate>& tried,
-                            const std::vector<float>& cold,
-                            std::array<size_t, 2> finalists,
-                            const MatmulOperands& operands,
-                            device::CudaStream& stream);
   Status issue(const Plan& plan,
                const MatmulShape& shape,
                const Candidate& candidate,

@@ -103,21 +103,6 @@ const MatmulChoices::Algorithm* MatmulChoices::find(const MatmulShape& shape) co
   return found == choices_.end() ? nullptr : &found->second;
 }
 
-const MatmulChoices::Algorithm* MatmulChoices::find_nearest(const MatmulShape& shape) const {
-  const Algorithm* found = nullptr;
-  for (const auto& [known, algorithm] : choices_) {  // fewest rows first
-    MatmulShape same = shape;
-    same.m = known.m;
-    same.x_stride = known.x_stride;
-    same.y_stride = known.y_stride;
-    same.alignment = known.alignment;
-    if (same != known) continue;
-    found = &algorithm;
-    if (known.m >= shape.m) break;
-  }
-  return found;
-}
-
 void MatmulChoices::add(const MatmulShape& shape, const Algorithm& algorithm) {
   choices_[shape] = algorithm;
   changed_ = true;

@@ -28,9 +28,6 @@ class MatmulChoices {
   Status save();
 
   const Algorithm* find(const MatmulShape& shape) const;
-  // Of the same product of W, wherever x and y lie: the choice for as few rows of x as there are that are no
-  // fewer than the shape's, else for the most.
-  const Algorithm* find_nearest(const MatmulShape& shape) const;
   void add(const MatmulShape& shape, const Algorithm& algorithm);
   const std::string& path() const { return path_; }
 

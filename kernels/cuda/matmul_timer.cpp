@@ -8,8 +8,7 @@
 namespace llm_dist::kernels {
 namespace {
 constexpr size_t kRuns = 3;
-constexpr float kHotMilliseconds = 60;  // before the clock follows the power, and then to be measured
-}  // namespace
+}
 
 MatmulTimer::MatmulTimer() {
   int device = 0;
@@ -32,19 +31,14 @@ void MatmulTimer::forget_caches(cudaStream_t stream) {
   if (scrub_ != nullptr) (void)cudaMemsetAsync(scrub_, 0, scrub_bytes_, stream);
 }
 
-Status MatmulTimer::make_events(size_t count) {
-  while (events_.size() < count) {
+Result<std::vector<float>> MatmulTimer::time(size_t count,
+                                             cudaStream_t stream,
+                                             const std::function<bool(size_t)>& issue) {
+  while (events_.size() < 2 * kRuns * count) {
     cudaEvent_t event = nullptr;
     RETURN_IF_ERROR(device::cuda_status(cudaEventCreate(&event), "cudaEventCreate"));
     events_.push_back(event);
   }
-  return ok_status();
-}
-
-Result<std::vector<float>> MatmulTimer::time(size_t count,
-                                             cudaStream_t stream,
-                                             const std::function<bool(size_t)>& issue) {
-  RETURN_IF_ERROR(make_events(2 * kRuns * count));
   std::vector<bool> works(count, true);
   // Candidates take turns, so that a clock that changes meets all of them.
   for (size_t run = 0; run < kRuns; ++run) {
@@ -69,25 +63,6 @@ Result<std::vector<float>> MatmulTimer::time(size_t count,
     }
   }
   return best;
-}
-
-Result<float> MatmulTimer::time_hot(float about, cudaStream_t stream, const std::function<bool()>& issue) {
-  RETURN_IF_ERROR(make_events(2));
-  const int calls = static_cast<int>(kHotMilliseconds / about) + 1;
-  auto run = [&] {
-    bool works = true;
-    for (int call = 0; call < calls; ++call) works = works && issue();
-    return works;
-  };
-  bool works = run();
-  RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[0], stream), "cudaEventRecord"));
-  works = works && run();
-  RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[1], stream), "cudaEventRecord"));
-  RETURN_IF_ERROR(device::cuda_status(cudaStreamSynchronize(stream), "timing matrix products"));
-  float took = 0;
-  RETURN_IF_ERROR(
-      device::cuda_status(cudaEventElapsedTime(&took, events_[0], events_[1]), "cudaEventElapsedTime"));
-  return works ? took / static_cast<float>(calls) : std::numeric_limits<float>::infinity();
 }
 
 }  // namespace llm_dist::kernels

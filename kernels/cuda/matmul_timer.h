@@ -23,13 +23,8 @@ class MatmulTimer {
   Result<std::vector<float>> time(size_t count,
                                   cudaStream_t stream,
                                   const std::function<bool(size_t)>& issue);
-  // The mean time of what issue() issues over so long a run of it that the GPU's power, not its highest
-  // clock, decides; `about`: the time of one, by which it is told how often. In milliseconds. Waits for the
-  // stream.
-  Result<float> time_hot(float about, cudaStream_t stream, const std::function<bool()>& issue);
 
  private:
-  Status make_events(size_t count);
   void forget_caches(cudaStream_t stream);
 
   void* scrub_ = nullptr;  // more than the L2 cache holds; null where memory is short: then caches stay warm

@@ -249,21 +249,19 @@ Status RankEngine::load() {
   return compute_->synchronize(Deadline::after_seconds(kAgreeDeadlineSeconds));
 }
 
-// Where steps are replayed, their kernels are chosen for good: by trying them, with prompts of several
-// lengths, which those between follow. Elsewhere a short prompt is enough to touch what the first request
-// would have to wait for.
+// Where steps are replayed, their kernels are chosen for good: by trying them. Then prompts of several
+// lengths load kernels that a first request would have to wait for; elsewhere a short one is enough for that.
 Status RankEngine::warm_up() {
   constexpr int64_t kShortPrompt = 32;
-  constexpr int64_t kShortestTried = 128;
   if (parts_.hooks.on_phase) parts_.hooks.on_phase("warming up");
   const int64_t most = options_.max_num_batched_tokens;
   if (options_.graph_sizes.empty()) return runner_->warm_up(std::min(kShortPrompt, most));
   op_state_->start_tuning();
   Status status = runner_->warm_up(most);
-  for (int64_t tokens = kShortestTried; status.ok() && tokens < most; tokens *= 2)
-    status = runner_->warm_up(tokens);
   if (status.ok()) status = capture_graphs();
   op_state_->end_tuning();
+  for (int64_t tokens = kShortPrompt; status.ok() && tokens < most; tokens *= 2)
+    status = runner_->warm_up(tokens);
   return status;
 }
 

@@ -54,34 +54,6 @@ TEST_F(MatmulChoicesTest, AnotherRunFindsWhatWasSaved) {
   EXPECT_EQ(later.find(biased), nullptr);
 }
 
-TEST_F(MatmulChoicesTest, FindsTheSameProductOfTheNextMoreRows) {
-  MatmulChoices some = choices();
-  EXPECT_EQ(some.find_nearest(kShape), nullptr);
-  const MatmulChoices::Algorithm third = {3};
-  some.add(with_rows(2048), kSecond);
-  some.add(with_rows(64), kFirst);
-  some.add(with_rows(512), third);
-  auto nearest_of = [&](int64_t rows) {
-    MatmulShape elsewhere = with_rows(rows);
-    elsewhere.x_stride = 9000;
-    elsewhere.alignment = 256;
-    const MatmulChoices::Algorithm* found = some.find_nearest(elsewhere);
-    return found == nullptr ? MatmulChoices::Algorithm{} : *found;
-  };
-  EXPECT_EQ(nearest_of(3), kFirst);
-  EXPECT_EQ(nearest_of(64), kFirst);
-  EXPECT_EQ(nearest_of(65), third);
-  EXPECT_EQ(nearest_of(2048), kSecond);
-  EXPECT_EQ(nearest_of(5000), kSecond);
-  for (auto change : {+[](MatmulShape& shape) { shape.n /= 2; },
-                      +[](MatmulShape& shape) { shape.k /= 2; },
-                      +[](MatmulShape& shape) { shape.gated = true; }}) {
-    MatmulShape other = kShape;
-    change(other);
-    EXPECT_EQ(some.find_nearest(other), nullptr);
-  }
-}
-
 TEST_F(MatmulChoicesTest, RanksThatSaveSideBySideLoseNothing) {
   MatmulChoices one = choices();
   MatmulChoices other = choices();
