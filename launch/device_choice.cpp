@@ -100,7 +100,7 @@ Status add_device_resources(const RankDevice& device, RankResources& resources) 
   resources.default_kv_bytes = 0;
   resources.bf16_arithmetic = true;
   resources.prefers_graphs = device.backend->prefers_graphs();
-  resources.shares_norms = device.custom_all_reduce;
+  resources.peer_memory = device.custom_all_reduce;
   resources.quantized_activations = DType::kBF16;
   return ok_status();
 }

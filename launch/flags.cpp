@@ -11,7 +11,7 @@
 namespace llm_dist::launch {
 namespace {
 
-// Smaller steps wait for few bytes, which norms of all rows by every rank save a trip.
+// In smaller steps each rank norms all rows itself: sums of few bytes take one trip between GPUs.
 constexpr int64_t kSequenceParallelTokens = 256;
 
 bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
@@ -194,7 +194,7 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--enforce-eager", scheduler.enforce_eager, "Issue every step anew: no graphs");
   group->add_flag("--disable-custom-linear",
                   scheduler.disable_custom_linear,
-                  "Matrix products of few rows on GPUs by cuBLASLt alone, not by kernels of our own");
+                  "Matrix products on GPUs by cuBLASLt alone, not by kernels of our own");
   group->add_flag("--disable-custom-attention",
                   scheduler.disable_custom_attention,
                   "Attention of prompts by the kernel that every GPU takes, not by the one for Hopper");
@@ -281,7 +281,8 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.layout = choice.layout;
   options.layer_split = flags.parallel.pp_layer_split;
   options.layout.sequence_parallel = flags.parallel.sequence_parallel == "on";
-  if (flags.parallel.sequence_parallel == "auto" && resources.shares_norms)
+  options.peer_memory = resources.peer_memory;
+  if (flags.parallel.sequence_parallel == "auto" && resources.peer_memory)
     options.layout.sequence_parallel_from = kSequenceParallelTokens;
   resolved.layout_reason = choice.reason;
 

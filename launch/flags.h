@@ -91,7 +91,7 @@ struct RankResources {
   bool bf16_arithmetic = true;                // the device multiplies bf16
   DType quantized_activations = DType::kF32;  // beside quantized weights
   bool prefers_graphs = false;                // decode steps replayed as graphs unless told otherwise
-  bool shares_norms = false;                  // has a kernel for norms of shares (comm/norm_reducer.h)
+  bool peer_memory = false;                   // EngineOptions::peer_memory
   int64_t memory_bytes = 0;                   // free for this rank
   int64_t default_kv_bytes = 0;  // the KV cache takes no more unless asked to; 0: all that is left
 };

@@ -60,10 +60,14 @@ Result<bool> plan(const PlanFlags& flags) {
   }
   ASSIGN_OR_RETURN(parallel::Layout asked, asked_layout(flags.engine.parallel));
   int world = flags.gpus > 0 ? flags.gpus : std::max(1, asked.tp) * std::max(1, asked.pp);
-  ASSIGN_OR_RETURN(
-      ResolvedOptions resolved,
-      resolve(
-          flags.engine, *checkpoint, {.world_size = world, .ranks_per_node = world, .memory_bytes = memory}));
+  ASSIGN_OR_RETURN(ResolvedOptions resolved,
+                   resolve(flags.engine,
+                           *checkpoint,
+                           {.world_size = world,
+                            .ranks_per_node = world,
+                            .peer_memory = flags.engine.model.device == "cuda" &&
+                                           !flags.engine.parallel.disable_custom_all_reduce,
+                            .memory_bytes = memory}));
   const engine::EngineOptions& options = resolved.engine;
 
   std::vector<engine::MemoryPlan> plans;
@@ -124,7 +128,8 @@ RunCommand add_plan(CLI::App& program) {
   app->add_flag("--json", flags->json, "The plan as JSON");
   app->footer(
       "Exit codes: 0 it fits, or no --memory is given, 1 errors, 3 it does not fit: a sequence of\n"
-      "--max-model-len must have room beside the weights.\n"
+      "--max-model-len must have room beside the weights. --device cuda counts what GPUs hold for each "
+      "other.\n"
       "Examples:\n"
       "  llm-dist plan model.gguf --tp 2 --memory 8GiB\n"
       "  llm-dist plan path/to/Llama-3.3-70B --load-format dummy --gpus 8 --memory 141GB");

@@ -3,7 +3,7 @@
 namespace llm_dist::parallel {
 namespace {
 
-bool leaves_rows(const StepView& step) { return step.num_samples < step.num_tokens; }
+bool drops_rows(const StepView& step) { return step.num_samples < step.num_tokens; }
 
 }  // namespace
 
@@ -15,7 +15,7 @@ SampledRows::SampledRows(const Context& context, int64_t hidden_size, int64_t at
 
 StepView SampledRows::behind_attention(const StepView& step) {
   StepView narrowed = step;
-  if (!leaves_rows(step)) return narrowed;
+  if (!drops_rows(step)) return narrowed;
   narrowed.num_tokens = narrowed.local_tokens = step.num_samples;
   narrowed.sequence_parallel = false;
   narrowed.sample_rows = {};
@@ -23,11 +23,11 @@ StepView SampledRows::behind_attention(const StepView& step) {
 }
 
 Tensor SampledRows::attended(const Tensor& attended, const StepView& step) const {
-  return leaves_rows(step) ? take(attended_, attended, step) : attended;
+  return drops_rows(step) ? take(attended_, attended, step) : attended;
 }
 
 Tensor SampledRows::residual(const Tensor& residual, const StepView& step) const {
-  return leaves_rows(step) ? take(residual_, region_.gather_to_whole(residual, step), step) : residual;
+  return drops_rows(step) ? take(residual_, region_.gather_to_whole(residual, step), step) : residual;
 }
 
 Tensor SampledRows::take(Arena::Id to, const Tensor& whole, const StepView& step) const {

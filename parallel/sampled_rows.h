@@ -2,7 +2,7 @@
 // of prompts goes on with the others: few of them, since a prompt's last token alone is sampled.
 #pragma once
 
-#include "parallel/residual.h"
+#include "parallel/sequence_region.h"
 
 namespace llm_dist::parallel {
 
@@ -11,8 +11,8 @@ class SampledRows {
   // attended_size: of this rank's output of the attention.
   SampledRows(const Context& context, int64_t hidden_size, int64_t attended_size);
 
-  // What lies behind the last attention works on this: the step itself where all its rows are sampled; else
-  // one whose rows are the sampled ones, each rank's own, with no sample_rows to look for.
+  // What lies behind the last attention works on this: the step itself where no row can be left out; else one
+  // whose rows are the sampled ones, the same on every rank, with no sample_rows to look for.
   static StepView behind_attention(const StepView& step);
 
   // The same for what crosses from there: the attention's output, whole [num_tokens, attended_size], and the

@@ -1,9 +1,10 @@
 // Where activations change between the two ways a tensor group holds them:
 //   whole   every rank has all tokens' rows [num_tokens, features]
-//   local   each rank has its own run of rows (sequence parallelism: Korthikanti et al. 2022, §4.2.2);
-//   without it, local
-//           is whole
-// Norms and residuals live in local; linear layers and attention in whole.
+//   local   each rank has its own run of rows (sequence parallelism: Korthikanti et al. 2022, §4.2.2); in
+//   steps
+//           without it, local is whole
+// Residuals live in local; linear layers and attention in whole. Norms take local rows, and hand out local
+// ones or, where they gather in the same kernel, whole ones.
 #pragma once
 
 #include "parallel/contribution.h"

@@ -25,7 +25,7 @@ inline constexpr int kStageBlocks = 64;
 inline constexpr int kNormRows = 128;       // a block each; a GPU has room for all of them at once
 inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits
 inline constexpr int kSharedThreads = 256;  // a warp for a row
-inline constexpr int kSharedBlocks = 128;   // one a multiprocessor: a GPU has room for all of them at once
+inline constexpr int kSharedBlocks = 128;   // one a multiprocessor; where there are fewer, the rest wait
 
 // Offsets from the start of a rank's memory.
 struct PeerLayout {

@@ -13,38 +13,24 @@ int64_t PeerLimits::largest_parts(int group_size) const {
 // Up to four ranks: measured (docs/performance.md). With more of them each shot of everything to everyone has
 // that many copies to send, and packets twice as much: guesses that stay below what was measured. The norm in
 // the kernel of the sum pays between two ranks only. Shares: as many rows as a large step of prompts has,
-// 4096 of 8192 values of 16 bits. Parts: a guess, which keeps their memory at 64 MiB.
+// 4096 of 8192 values of 16 bits. Parts: measured between two; the limit keeps their memory at 64 MiB.
 PeerLimits default_peer_limits(int group_size) {
   constexpr int64_t kKiB = 1024;
   constexpr int64_t kMiB = 1024 * kKiB;
-  constexpr int64_t kShared = 64 * kMiB;
-  constexpr int64_t kParts = 32 * kMiB;
+  PeerLimits limits{.packets_bytes = 64 * kKiB,
+                    .two_shot_bytes = 16 * kMiB,
+                    .shared_bytes = 64 * kMiB,
+                    .parts_bytes = 32 * kMiB};
   switch (group_size) {
     case 2:
-      return {.packets_bytes = 64 * kKiB,
-              .one_shot_bytes = 4 * kMiB,
-              .two_shot_bytes = 16 * kMiB,
-              .norm_bytes = 2 * kMiB,
-              .shared_bytes = kShared,
-              .parts_bytes = kParts};
-    case 3:
-      return {.packets_bytes = 64 * kKiB,
-              .one_shot_bytes = 1 * kMiB,
-              .two_shot_bytes = 16 * kMiB,
-              .shared_bytes = kShared,
-              .parts_bytes = kParts};
-    case 4:
-      return {.packets_bytes = 64 * kKiB,
-              .one_shot_bytes = 512 * kKiB,
-              .two_shot_bytes = 16 * kMiB,
-              .shared_bytes = kShared,
-              .parts_bytes = kParts};
-    default:
-      return {.packets_bytes = 64 * kKiB,
-              .two_shot_bytes = 8 * kMiB,
-              .shared_bytes = kShared,
-              .parts_bytes = kParts};
+      limits.one_shot_bytes = 4 * kMiB;
+      limits.norm_bytes = 2 * kMiB;
+      break;
+    case 3: limits.one_shot_bytes = 1 * kMiB; break;
+    case 4: limits.one_shot_bytes = 512 * kKiB; break;
+    default: limits.two_shot_bytes = 8 * kMiB;
   }
+  return limits;
 }
 
 }  // namespace llm_dist::comm

@@ -70,7 +70,11 @@ class CudaPeerMemory : public PeerMemory {
  public:
   explicit CudaPeerMemory(const PeerGroup& group) : resources_(std::make_unique<PeerResources>(group)) {}
 
-  Result<std::string> prepare() override { return resources_->prepare(); }
+  Result<std::string> prepare() override {
+    Result<std::string> card = resources_->prepare();
+    if (!card.ok()) (void)cudaGetLastError();  // the group goes on without
+    return card;
+  }
   Status open(std::span<const std::string> cards) override { return resources_->open(cards); }
   std::unique_ptr<Communicator> connect(std::unique_ptr<Communicator> fallback) override {
     return std::make_unique<PeerCommunicator>(std::move(resources_), std::move(fallback));

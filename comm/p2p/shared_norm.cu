@@ -221,13 +221,23 @@ Kernel kernel_of(DType dtype, int size, bool keeps) {
 
 constexpr int kept_bytes(int units) { return (1 + kSharedWarps) * units * static_cast<int>(kUnitBytes); }
 
+// The most that a block of the calling thread's device may have.
+int most_shared_bytes() {
+  int device = 0;
+  int bytes = 0;
+  (void)cudaGetDevice(&device);
+  (void)cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
+}
+
 }  // namespace
 
 cudaError_t norm_shares(const PeerView& peers, DType dtype, const ShareRows& rows, cudaStream_t stream) {
   const int64_t all_rows = int64_t{rows.rows} * peers.size;
   CHECK(norms_shares(all_rows, rows.width, dtype, peers.size), "{} of {} {}", all_rows, rows.width, dtype);
   const int units = rows.width / kPerUnit<__half>;
-  const bool keeps = units <= kKeptUnits;
+  // Where a block has less, rows are read again: the bits are the same.
+  const bool keeps = units <= kKeptUnits && kept_bytes(units) <= most_shared_bytes();
   // Row r is block r's as far as there are blocks: few rows have all the more multiprocessors.
   const int blocks = std::min(rows.rows, kSharedBlocks);
   const kernels::OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(blocks)),
@@ -245,8 +255,8 @@ cudaError_t load_shared_norm_kernels(int size) {
       cudaFuncAttributes attributes{};
       cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
       if (error == cudaSuccess && keeps) {
-        error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kept_bytes(kKeptUnits));
+        const int bytes = std::min(kept_bytes(kKeptUnits), most_shared_bytes());
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
       }
       if (error != cudaSuccess) return error;
     }

@@ -41,6 +41,7 @@ struct EngineOptions {
   int threads = 1;  // CPU ops
   kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
   kernels::AttentionKernels attention_kernels = kernels::AttentionKernels::kFastest;
+  bool peer_memory = false;    // a tensor group's GPUs have some for each other (comm/p2p)
   bool deterministic = false;  // logits have the same bits alone and in any batch, chunk or replay
   double step_deadline_seconds = 600;
   int load_threads = 2;
@@ -48,7 +49,7 @@ struct EngineOptions {
   // Steps issued and not yet collected: one in the plain loop; else one is scheduled while the others run.
   int max_steps_in_flight() const { return async_scheduling ? (layout.pp == 1 ? 2 : layout.pp + 1) : 1; }
   int64_t max_blocks_per_sequence() const { return (max_model_len + block_size - 1) / block_size; }
-  // Of a step's tokens: as many rows as they take. What is sequence parallel stays so.
+  // Rows of a step of so many tokens: a multiple of tp where it is sequence parallel.
   int64_t padded_step(int64_t tokens) const {
     return layout.is_sequence_parallel(tokens) ? round_up(tokens, layout.tp) : tokens;
   }

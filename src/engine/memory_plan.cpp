@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "comm/p2p/peer_layout.h"
 #include "src/engine/rank_engine.h"
 #include "src/engine/step_inputs.h"
 
@@ -55,6 +56,10 @@ Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
   plan.step_bytes = StepInputs::device_bytes(options) * (options.max_steps_in_flight() + 2) +
                     ModelRunner::history_bytes(options);
   plan.lane_bytes = lane_bytes(context.mesh, checkpoint.config().hidden_size, options);
+  if (options.peer_memory && options.layout.tp > 1) {
+    const int tp = options.layout.tp;
+    plan.peer_bytes = comm::peer_layout(tp, comm::default_peer_limits(tp)).bytes;
+  }
   plan.graph_bytes = graph_bytes(options, parts.layers.count);
   plan.kv_block_bytes = spec.block_bytes();
   plan.block_size = options.block_size;

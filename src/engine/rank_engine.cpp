@@ -181,7 +181,12 @@ Status RankEngine::agree_on_shares(const comm::NormReducer* reducer) {
   ASSIGN_OR_RETURN(
       std::vector<std::string> all,
       parts_.world->all_gather_bytes(takes ? "yes" : "no", Deadline::after_seconds(kAgreeDeadlineSeconds)));
-  if (std::ranges::find(all, "no") != all.end()) layout.sequence_parallel_from = parallel::Layout::kNever;
+  if (std::ranges::find(all, "no") == all.end()) return ok_status();
+  layout.sequence_parallel_from = parallel::Layout::kNever;
+  mesh_ = parallel::Mesh(layout, mesh_.rank());
+  if (mesh_.rank() == 0)
+    log_info("no step is sequence parallel: steps of {} tokens have no kernel for norms of shares",
+             options_.max_num_batched_tokens);
   return ok_status();
 }
 

@@ -97,14 +97,16 @@ class LlamaBlock {
         mlp_(context, options, name + ".mlp") {}
 
   void plan(const StepView& step) const { attention_.plan(step); }
-  void forward(Hidden& hidden, const StepView& step) const { go_on(attend(hidden, step), hidden, step); }
+  void forward(Hidden& hidden, const StepView& step) const {
+    feed_forward(attend(hidden, step), hidden, step);
+  }
   // Of a model's last block, behind whose attention only the sampled rows matter. Without any, all that it
   // leaves is in the KV cache.
   void forward_last(Hidden& hidden, const StepView& step, const parallel::SampledRows& sampled) const {
     const Tensor attended = attend(hidden, step);
     if (step.num_samples == 0) return;
     hidden.residual = sampled.residual(hidden.residual, step);
-    go_on(sampled.attended(attended, step), hidden, parallel::SampledRows::behind_attention(step));
+    feed_forward(sampled.attended(attended, step), hidden, parallel::SampledRows::behind_attention(step));
   }
 
  private:
@@ -116,7 +118,7 @@ class LlamaBlock {
         hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
     return attention_.attend(x, step);
   }
-  void go_on(const Tensor& attended, Hidden& hidden, const StepView& step) const {
+  void feed_forward(const Tensor& attended, Hidden& hidden, const StepView& step) const {
     const Tensor x = mlp_norm_.add_and_norm(attention_.project(attended, step), hidden.residual);
     hidden.x = mlp_.forward(x, step);
   }

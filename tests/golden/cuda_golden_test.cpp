@@ -169,11 +169,9 @@ TEST_P(CudaGolden, NormsThatMakeTheirSumHaveTheLogitsOfTheCallsApart) {
   if (module_->visible_devices() < 2) GTEST_SKIP() << "fewer than two GPUs";
   GoldenCase golden = load_golden(GetParam());
   const auto prompt_len = static_cast<int64_t>(golden.prompts[1].size());
-  auto run = [&](int64_t norm_bytes, OpNames& ops) {
-    const EngineOptions engine = golden_options(golden, {.tp = 2}, DType::kBF16);
+  auto run = [&](const parallel::Layout& layout, const comm::PeerLimits& limits, OpNames& ops) {
+    const EngineOptions engine = golden_options(golden, layout, DType::kBF16);
     LogitsRecorder recorder(engine.layout, golden.vocab_size());
-    comm::PeerLimits limits = comm::default_peer_limits(2);
-    limits.norm_bytes = norm_bytes;
     ReplicaOptions options = replica_options(engine, limits);
     options.hooks = [&](int rank) {
       EngineHooks hooks = recorder.hooks(rank);
@@ -188,13 +186,23 @@ TEST_P(CudaGolden, NormsThatMakeTheirSumHaveTheLogitsOfTheCallsApart) {
     for (int64_t step = 0; step < golden.steps(); ++step) rows.push_back(recorder.row(0, prompt_len + step));
     return rows;
   };
-  OpNames fused;
+  comm::PeerLimits limits = comm::default_peer_limits(2);
+  limits.norm_bytes = limits.shared_bytes = 0;
   OpNames apart;
-  EXPECT_EQ(run(1 << 20, fused), run(0, apart));
+  const auto expected = run({.tp = 2}, limits, apart);
+  limits.norm_bytes = 1 << 20;
+  OpNames fused;
+  EXPECT_EQ(run({.tp = 2}, limits, fused), expected);
   EXPECT_EQ(apart.names.count("all_reduce_add_rms_norm"), 0u);
   const bool fits = golden.checkpoint->config().hidden_size % 8 == 0;
   EXPECT_EQ(fused.names.count("all_reduce_add_rms_norm"), fits ? 1u : 0u);
   EXPECT_EQ(fused.names.count("add_rms_norm"), fits ? 0u : 1u);
+
+  limits.shared_bytes = 1 << 20;
+  OpNames shared;
+  EXPECT_EQ(run({.tp = 2, .sequence_parallel_from = 4}, limits, shared), expected);
+  EXPECT_EQ(shared.names.count("add_rms_norm_of_shares"), fits ? 1u : 0u);
+  EXPECT_EQ(shared.names.count("reduce_scatter"), fits ? 1u : 0u);  // of the embedding
 }
 
 // Sampled sequences too, of many lengths, whose batch grows and shrinks.

@@ -297,6 +297,13 @@ TEST(SequenceParallel, OffEveryRankNormsAllRows) {
   EXPECT_EQ(trace.rows("all_gather"), Rows{});
 }
 
+TEST(SequenceParallel, StepsWithoutAKernelForNormsOfSharesAreNot) {
+  Trace trace = trace_of(load_golden("grouped"), {.tp = 2, .sequence_parallel_from = 4});
+  EXPECT_EQ(trace.rows("add_rms_norm"), (Rows{1, 2, 9}));
+  EXPECT_EQ(trace.rows("reduce_scatter"), Rows{});
+  EXPECT_EQ(trace.rows("all_gather"), Rows{});
+}
+
 TEST(SampledRows, BehindTheLastAttentionAPromptIsOneRow) {
   GoldenCase golden = load_golden("grouped");
   const int64_t layers = golden.checkpoint->config().num_layers;

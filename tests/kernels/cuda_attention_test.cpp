@@ -120,11 +120,6 @@ class CudaAttention : public CudaOpTest {
     return own != portable;
   }
 
-  bool is_hopper() const {
-    const std::string name = gpu_backend_->description();
-    return name.find("NVIDIA H") == 0 || name.find("NVIDIA GH") == 0;
-  }
-
  private:
   // NaN in the keys of a block from `first` on, on the GPU: the CPU's op looks at no such key.
   void poison(const Twin& cache, int64_t block, int64_t first) {

@@ -98,6 +98,11 @@ class CudaOpTest : public testing::Test {
     }
   }
 
+  bool is_hopper() const {
+    const std::string name = gpu_backend_->description();
+    return name.find("NVIDIA H") == 0 || name.find("NVIDIA GH") == 0;
+  }
+
   // make(pick) builds the params from twins: pick(twin) is the tensor of the backend that runs.
   template <typename Params, typename Make>
   void run_both(Op<Params> OpTable::* op, Make&& make) {
