@@ -27,9 +27,6 @@ constexpr int kBringerRegisters = kCodes ? 72 : 24;
 template <bool kCodes>
 constexpr int kMultiplierRegisters = kCodes ? 216 : 240;
 
-__device__ inline void barrier_of_group(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
-}
 // The warpgroups take turns in issuing products: wait_turn() returns when the other one has given its.
 __device__ inline void wait_turn(int group) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + kMultipliers + group), "n"(2 * kGroupThreads) : "memory");

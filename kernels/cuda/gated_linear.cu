@@ -33,8 +33,7 @@ constexpr bool kCompiled = true;
 #else
 constexpr bool kCompiled = false;  // for other GPUs: there the kernel has no body
 #endif
-constexpr int kGroupThreads = 4 * kWarpSize;  // of a warpgroup
-constexpr int kMultipliers = 2;               // warpgroups
+constexpr int kMultipliers = 2;  // warpgroups
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 constexpr int kGroupRows = 64;  // of x: what one product takes
 constexpr int kTileRows = kMultipliers * kGroupRows;
@@ -101,10 +100,6 @@ struct Walk {
     }
   }
 };
-
-__device__ inline void barrier_of_group(int group) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
-}
 
 // One thread calls it.
 __device__ inline void bring_tiles(const CUtensorMap& x,

@@ -14,8 +14,7 @@
 
 namespace llm_dist::kernels {
 
-inline constexpr int kGroupThreads = 4 * kWarpSize;  // of a warpgroup
-inline constexpr int kMultipliers = 2;               // warpgroups
+inline constexpr int kMultipliers = 2;  // warpgroups
 inline constexpr int kGroupRows = kHopperPromptRows / kMultipliers;
 inline constexpr int kTileKeys = 128;
 // Tiles of K, and of V: those stay longer, until their weights are known and multiplied.

@@ -34,6 +34,13 @@ __device__ inline uint64_t swizzled_columns(const void* tile, int eight_rows, in
          static_cast<uint64_t>(next_columns / 16) << 16 | ((shared_address(tile) & 0x3ffff) / 16);
 }
 
+inline constexpr int kGroupThreads = 128;  // of a warpgroup
+
+// Its threads meet; warpgroups of a block are numbered.
+__device__ inline void barrier_of_group(int group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(kGroupThreads) : "memory");
+}
+
 // What was written to shared memory is seen by products and copies behind the next barrier.
 __device__ inline void release_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
