@@ -31,12 +31,6 @@ class StreamedLinear {
                      cudaStream_t stream) const;
 
  private:
-  struct Call;
-  template <typename T, bool kF8>
-  cudaError_t launch_type(const Call& call) const;
-  template <typename T, bool kF8, int kTokens>
-  cudaError_t launch_as(const Call& call) const;
-
   TensorMapEncoder encoder_;
   int processors_ = 0;
   bool supported_ = false;

@@ -1,0 +1,258 @@
+// What the kernels share that multiply few rows of x at the speed at which W is read (streamed_linear.cu,
+// even_linear.cu): strips of 64 rows of W, stages in shared memory that hold 128 columns of one and of x, a
+// warp that asks TMA for them, as many ahead as there is memory, and the launch. Of W it asks before the
+// kernel in front has ended: memory has work to do while kernels change.
+//
+// A strip of a gated product has eight rows of the gate and the eight of what it lets through in turns, so
+// that a thread gets the sums of both.
+#pragma once
+
+#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/tma.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/tensor_map.h"
+
+namespace llm_dist::kernels::streamed {
+
+constexpr int kStripRows = 64;  // of W: what one product takes
+constexpr int kMultipliers = 128;
+constexpr int kThreads = kMultipliers + kWarpSize;
+constexpr int kRowBytes = 128;  // TMA's widest swizzle
+constexpr int kBoxColumns = kRowBytes / 2;
+constexpr int kBoxes = 2;  // of 16-bit elements, side by side in a stage
+constexpr int kStageColumns = kBoxes * kBoxColumns;
+static_assert(kStageColumns == kRowBytes);            // one box of 8-bit elements
+constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
+constexpr int kMostSharedBytes = 220 << 10;           // of a processor
+constexpr int kTileAlignment = 1024;                  // of TMA's swizzle
+constexpr int kGroupRows = 8;                         // of W, side by side in a gated strip
+constexpr int kGroups = kStripRows / (2 * kGroupRows);
+constexpr int kFewTokens = 16;
+#ifdef LLM_DIST_SM90A
+constexpr bool kCompiled = true;
+#else
+constexpr bool kCompiled = false;  // for other GPUs: there the kernels have no body
+#endif
+
+struct StreamArgs {
+  int rows = 0;     // of x
+  int columns = 0;  // of y
+  int steps = 0;    // stages that hold all columns of W
+  int64_t y_stride = 0;
+  bool floats = false;  // y
+  bool gated = false;
+};
+
+// kF8: of W; else it has the elements of x. kTokens: columns of the product.
+template <bool kF8, int kTokens_>
+struct Stages {
+  static constexpr int kTokens = kTokens_;
+  static constexpr int kBlocks = kF8 ? 2 : 1;  // of a processor
+  static constexpr int kWeightBoxes = kF8 ? 1 : kBoxes;
+  static constexpr int kWeightColumns = kStageColumns / kWeightBoxes;  // of a box
+  static constexpr int kReaders = kF8 ? kMultipliers / kWarpSize : 1;  // who say that a stage is empty
+  static constexpr int kXBytes = kTokens * kRowBytes;
+  static constexpr int kBytes = kWeightBoxes * kWeightBytes + kBoxes * kXBytes;
+  static constexpr int kCount = (kMostSharedBytes / kBlocks - kTileAlignment) / kBytes;
+  static constexpr int kSharedBytes = kCount * kBytes + kTileAlignment;
+  static_assert(kCount >= 2);
+  std::byte* memory;
+  uint64_t* full;
+  uint64_t* empty;
+
+  // All threads call it, once.
+  __device__ static Stages make(std::byte* raw, uint64_t (&barriers)[2 * kCount]) {
+    const Stages made{raw + (kTileAlignment - shared_address(raw) % kTileAlignment) % kTileAlignment,
+                      barriers,
+                      barriers + kCount};
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kCount; ++i) {
+        barrier_init(made.full + i, 1);
+        barrier_init(made.empty + i, kReaders);
+      }
+      barrier_init_done();
+    }
+    __syncthreads();
+    return made;
+  }
+  __device__ std::byte* weights(int stage, int box) const {
+    return memory + stage * kBytes + box * kWeightBytes;
+  }
+  __device__ std::byte* x(int stage, int box) const {
+    return memory + stage * kBytes + kWeightBoxes * kWeightBytes + box * kXBytes;
+  }
+};
+
+// A stage's columns of a strip.
+struct Place {
+  int strip;
+  int step;
+  __device__ void advance(int steps) {
+    if (++step < steps) return;
+    step = 0;
+    ++strip;
+  }
+};
+
+// `count` stages from `first` on, over the ends of strips.
+template <typename S>
+__device__ inline void bring_tiles(const CUtensorMap& w,
+                                   const CUtensorMap& x,
+                                   const StreamArgs& args,
+                                   Place first,
+                                   int count,
+                                   const S& stages) {
+  const uint64_t once = policy_read_once();
+  const uint64_t often = policy_read_often();
+  auto load_weights = [&](const Place& place, int stage) {
+    barrier_arrive_expecting(stages.full + stage, S::kBytes);
+#pragma unroll
+    for (int box = 0; box < S::kWeightBoxes; ++box) {
+      const int column = (place.step * S::kWeightBoxes + box) * S::kWeightColumns;
+      std::byte* to = stages.weights(stage, box);
+      if (args.gated) {
+        load_box_4d(to, w, column, 0, 0, place.strip * kGroups, stages.full + stage, once);
+      } else {
+        load_box(to, w, column, place.strip * kStripRows, stages.full + stage, once);
+      }
+    }
+  };
+  auto load_x = [&](const Place& place, int stage) {
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      const int column = (place.step * kBoxes + box) * kBoxColumns;
+      load_box(stages.x(stage, box), x, column, 0, stages.full + stage, often);
+    }
+  };
+  const int ahead = count < S::kCount ? count : S::kCount;
+  Place place = first;
+  for (int i = 0; i < ahead; ++i) {
+    load_weights(place, i);
+    place.advance(args.steps);
+  }
+  wait_for_previous();
+  place = first;
+  for (int i = 0; i < ahead; ++i) {
+    load_x(place, i);
+    place.advance(args.steps);
+  }
+  Cursor<S::kCount> cursor;
+  for (int i = ahead; i < count; ++i) {
+    barrier_wait(stages.empty + cursor.stage, cursor.parity);
+    load_weights(place, cursor.stage);
+    load_x(place, cursor.stage);
+    place.advance(args.steps);
+    cursor.advance();
+  }
+}
+
+// The number of this thread's warp: the same in all lanes, and the compiler is to know it, as products are
+// issued by whole warps.
+__device__ inline int warp_number() {
+  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+}
+constexpr int kBringer = kMultipliers / kWarpSize;  // the warp that asks for tiles
+
+// Calls run(T(), Stages()) with what a shape takes.
+template <bool kF8, typename T, typename Run>
+cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
+  if (rows <= 8) return run(type, Stages<kF8, 8>());
+  if (rows <= 16) return run(type, Stages<kF8, 16>());
+  if constexpr (kF8) {
+    return run(type, Stages<kF8, 32>());
+  } else {
+    return rows <= 32 ? run(type, Stages<kF8, 32>()) : run(type, Stages<kF8, 64>());
+  }
+}
+template <typename Run>
+cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
+  auto with_type = [&](auto type) {
+    return shape.f8_weight ? with_stages_of<true>(type, shape.m, run)
+                           : with_stages_of<false>(type, shape.m, run);
+  };
+  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+}
+
+inline int64_t strips_of(const MatmulShape& shape) { return ceil_div(shape.n, kStripRows); }
+inline int64_t steps_of(const MatmulShape& shape) { return ceil_div(shape.k, kStageColumns); }
+
+// Rows of `stride` elements, read in boxes of kRowBytes and `box_rows` rows.
+inline TensorMapShape rows_of(
+    DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows) {
+  return {.dtype = dtype,
+          .data = data,
+          .dimensions = 2,
+          .sizes = {columns, rows},
+          .strides = {stride},
+          .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), box_rows}};
+}
+
+// W of a gated product as [groups of eight rows, gate or not, row of the group, column], read in boxes of a
+// strip.
+inline TensorMapShape gated_rows_of(DType dtype, const void* data, const MatmulShape& shape) {
+  const int64_t half = shape.n / 2;
+  return {.dtype = dtype,
+          .data = data,
+          .dimensions = 4,
+          .sizes = {shape.k, kGroupRows, 2, half / kGroupRows},
+          .strides = {shape.k, half * shape.k, kGroupRows * shape.k},
+          .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), kGroupRows, 2, kGroups}};
+}
+
+struct StreamCall {
+  const TensorMapEncoder& encoder;
+  const MatmulShape& shape;
+  const MatmulOperands& operands;
+  cudaStream_t stream;
+};
+
+// `cluster_blocks`: 0 without clusters. `rest`: the kernel's arguments behind those that all have.
+template <typename T, typename S, typename... Rest>
+cudaError_t launch_streamed(
+    void (*kernel)(CUtensorMap, CUtensorMap, StreamArgs, const float*, const T*, void*, Rest...),
+    S,
+    const StreamCall& call,
+    int64_t blocks,
+    int cluster_blocks,
+    Rest... rest) {
+  const MatmulShape& shape = call.shape;
+  const MatmulOperands& operands = call.operands;
+  const StreamArgs args{.rows = static_cast<int>(shape.m),
+                        .columns = static_cast<int>(shape.columns()),
+                        .steps = static_cast<int>(steps_of(shape)),
+                        .y_stride = shape.y_stride,
+                        .floats = shape.out == DType::kF32,
+                        .gated = shape.gated};
+  const DType weight = shape.f8_weight ? DType::kF8E4M3 : shape.in;
+  CUtensorMap w;
+  CUtensorMap x;
+  cudaError_t error =
+      call.encoder.encode(shape.gated ? gated_rows_of(weight, operands.w, shape)
+                                      : rows_of(weight, operands.w, shape.k, shape.n, shape.k, kStripRows),
+                          w);
+  if (error == cudaSuccess)
+    error =
+        call.encoder.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, S::kTokens), x);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const OverlappedLaunch launch{
+      .grid = dim3(static_cast<unsigned>(blocks)),
+      .threads = kThreads,
+      .stream = call.stream,
+      .shared_bytes = S::kSharedBytes,
+      .cluster_blocks = cluster_blocks,
+  };
+  return launch_overlapped(kernel,
+                           launch,
+                           w,
+                           x,
+                           args,
+                           operands.w_scales,
+                           static_cast<const T*>(operands.bias),
+                           operands.y,
+                           rest...);
+}
+
+}  // namespace llm_dist::kernels::streamed
