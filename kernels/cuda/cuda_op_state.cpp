@@ -6,12 +6,14 @@ namespace llm_dist::kernels {
 
 int64_t CudaOpState::workspace_bytes(const OpStateOptions& options) {
   const int64_t sample_bytes = 2 * options.max_sequences * options.vocab_size * int64_t{sizeof(float)};
-  return kMatmulBytes + kAttentionBytes + aligned(attention_plan_bytes(options) + sample_bytes) +
-         code_bytes(options) + code_scale_bytes(options);
+  return kFixedBytes + aligned(attention_plan_bytes(options) + sample_bytes) + code_bytes(options) +
+         code_scale_bytes(options);
 }
 
 MatmulMemory CudaOpState::matmul_memory(const OpStateOptions& options, std::byte* memory) {
-  MatmulMemory made{.workspace = memory, .workspace_bytes = kMatmulBytes};
+  MatmulMemory made{.workspace = memory,
+                    .workspace_bytes = kMatmulBytes,
+                    .flags = reinterpret_cast<uint32_t*>(memory + kMatmulBytes + kAttentionBytes)};
   if (!options.f8_weights) return made;
   std::byte* codes = memory + workspace_bytes(options) - code_bytes(options) - code_scale_bytes(options);
   made.codes = reinterpret_cast<uint8_t*>(codes);

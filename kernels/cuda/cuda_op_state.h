@@ -14,6 +14,7 @@ class CudaOpState : public OpState {
  public:
   // What cuBLASLt wants for its largest tiles on Hopper.
   static constexpr int64_t kMatmulBytes = int64_t{32} << 20;
+  static_assert(kMatmulBytes >= SharedStrips::kSumBytes);
   // Partial results of attention that was split along the context.
   static constexpr int64_t kAttentionBytes = int64_t{16} << 20;
 
@@ -26,7 +27,7 @@ class CudaOpState : public OpState {
   Matmul& matmul() const { return *matmul_; }
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
-  std::byte* plan_memory() const { return buffer_.data() + kMatmulBytes + kAttentionBytes; }
+  std::byte* plan_memory() const { return buffer_.data() + kFixedBytes; }
   // f32 [2, max_sequences, vocab_size]
   float* sample_scratch() const {
     return reinterpret_cast<float*>(plan_memory() + attention_plan_bytes(options_));
@@ -43,6 +44,8 @@ class CudaOpState : public OpState {
         hopper_prompts_(HopperPrompts::make(options.attention)) {}
 
   static constexpr int64_t kAlignment = 256;
+  static constexpr int64_t kFixedBytes = kMatmulBytes + kAttentionBytes + SharedStrips::kFlagBytes;
+  static_assert(kFixedBytes % kAlignment == 0);
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   // Of activations in f8_e4m3.
   static int64_t code_bytes(const OpStateOptions& options) {

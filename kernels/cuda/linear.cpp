@@ -74,7 +74,9 @@ void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
          device::CudaStream& stream) {
-  if (state.options().linear != LinearKernels::kLibrary && shape.m == 1 && takes_skinny_linear(shape))
+  const LinearKernels kernels = state.options().linear;
+  const bool by_rows = kernels == LinearKernels::kFastest || kernels == LinearKernels::kOwn;
+  if (by_rows && shape.m == 1 && takes_skinny_linear(shape))
     return stream.check(launch_skinny_linear(shape, operands, stream.handle()), "linear");
   state.matmul().run(shape, operands, stream);
 }

@@ -21,8 +21,8 @@ constexpr float kOverlap = 0.003f;
 
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
-// In the place of a library's algorithm: ours, then in how many parts. The library's first word is a small
-// number.
+// In the place of a library's algorithm: ours, then which of its divisions. The library's first word is a
+// small number.
 constexpr uint64_t kStreamed = 0x73747265616d6564;
 // One row of x after the other, whatever the shape.
 constexpr int kByRows = -1;
@@ -34,6 +34,11 @@ constexpr int64_t kGatedRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
+// Where ours are not compared with the library's.
+bool are_ours(LinearKernels kernels) {
+  return kernels == LinearKernels::kOwn || kernels == LinearKernels::kEven;
+}
+
 // Whatever a choice of kernel depends on besides the shape.
 Result<std::string> environment(LinearKernels kernels) {
   int index = 0;
@@ -43,14 +48,15 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
   return format(
-      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}",
+      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}{}",
       device.name,
       device.major,
       device.minor,
       device.multiProcessorCount,
       driver,
       cublasLtGetVersion(),
-      kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion));
+      kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion),
+      kernels == LinearKernels::kEven ? ", even" : "");
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -238,9 +244,16 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
   return kernels_ != LinearKernels::kLibrary && streamed_.takes(shape);
 }
 
+// Likely best first.
+std::vector<int> Matmul::streamed_divisions(const MatmulShape& shape) const {
+  if (kernels_ == LinearKernels::kEven && streamed_.divides(shape, StreamedLinear::kEven))
+    return {StreamedLinear::kEven};
+  return streamed_.divisions(shape);
+}
+
 bool Matmul::prefers_gated(const MatmulShape& shape) const {
   if (kernels_ == LinearKernels::kLibrary || !gated_.takes(shape)) return false;
-  return kernels_ == LinearKernels::kOwn || shape.m >= kGatedRows;
+  return are_ours(kernels_) || shape.m >= kGatedRows;
 }
 
 // Whether rows of x can be quantized for the library.
@@ -261,7 +274,8 @@ Status Matmul::issue(const Plan& plan,
   if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
     return issue_then_gate(plan, shape, candidate, operands, stream);
   if (candidate.parts > 0) {
-    return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, stream.handle()),
+    const SharedStrips shared{.sums = static_cast<float*>(memory_.workspace), .flags = memory_.flags};
+    return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, shared, stream.handle()),
                                "streamed linear");
   }
   if (by_rows)
@@ -333,7 +347,7 @@ std::vector<Matmul::Candidate> Matmul::f8_candidates(const Plan& plan,
                                                      int most) const {
   std::vector<Candidate> found;
   if (takes_streamed(shape)) {
-    for (int parts : streamed_.divisions(shape)) found.push_back({.parts = parts, .library = {}});
+    for (int parts : streamed_divisions(shape)) found.push_back({.parts = parts, .library = {}});
   } else if (takes_quantized(shape)) {
     auto library = plan.library_candidates(handle_, shape, memory_.workspace_bytes, most);
     if (library.ok()) found = std::move(library).value();
@@ -350,11 +364,11 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   if (shape.f8_weight) return f8_candidates(plan, shape, most);
   std::vector<Candidate> ours;
   if (takes_streamed(shape)) {
-    for (int parts : streamed_.divisions(shape)) ours.push_back({.parts = parts, .library = {}});
+    for (int parts : streamed_divisions(shape)) ours.push_back({.parts = parts, .library = {}});
   }
-  const bool ours_first = kernels_ == LinearKernels::kOwn || shape.m <= kStreamedRows;
+  const bool ours_first = are_ours(kernels_) || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
-  if (!ours.empty() && kernels_ == LinearKernels::kOwn) return ours;
+  if (!ours.empty() && are_ours(kernels_)) return ours;
   ASSIGN_OR_RETURN(std::vector<Candidate> all,
                    plan.library_candidates(handle_, shape, memory_.workspace_bytes, most));
   if (most > 1) all.insert(ours_first ? all.begin() : all.end(), ours.begin(), ours.end());

@@ -23,8 +23,9 @@ namespace llm_dist::kernels {
 
 // Device memory of the products of one stream.
 struct MatmulMemory {
-  void* workspace = nullptr;
+  void* workspace = nullptr;  // of one product at a time; SharedStrips::kSumBytes at least
   int64_t workspace_bytes = 0;
+  uint32_t* flags = nullptr;  // SharedStrips::kFlagBytes, zeroed before the first product
   // Of x as f8_e4m3, [rows, k] with its scales [rows]; where no weights are in that scheme, none.
   uint8_t* codes = nullptr;
   float* scales = nullptr;
@@ -55,7 +56,7 @@ class Matmul {
   struct Plan;
   // A kernel that can run a shape.
   struct Candidate {
-    int parts = 0;  // 0: the library's; kByRows; kGated; else ours, with the columns in so many parts
+    int parts = 0;  // 0: the library's; kByRows; kGated; else one of StreamedLinear::divisions()
     cublasLtMatmulAlgo_t library{};
   };
   Matmul(cublasLtHandle_t handle,
@@ -65,6 +66,7 @@ class Matmul {
          GatedLinear gated,
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
+  std::vector<int> streamed_divisions(const MatmulShape& shape) const;
   bool prefers_gated(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
   bool take_known(Plan& plan, const MatmulShape& shape) const;

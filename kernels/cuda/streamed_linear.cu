@@ -95,7 +95,9 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) stream_linear(const __gr
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    const MatmulOperands& operands,
                                    int parts,
+                                   const SharedStrips& shared,
                                    cudaStream_t stream) const {
+  if (parts == kEven) return launch_even_linear(encoder_, shape, operands, shared, processors_, stream);
   const StreamCall call{encoder_, shape, operands, stream};
   return with_stages(shape, [&](auto type, auto stages) {
     using T = decltype(type);
@@ -115,6 +117,7 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
+  if (parts == kEven) return processors_ <= SharedStrips::kMostProcessors;
   const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
   return known && parts <= steps_of(shape);
 }
@@ -129,6 +132,7 @@ std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
   for (int parts = 1; parts <= kMostParts; parts *= 2) {
     if (parts != likely && divides(shape, parts)) found.push_back(parts);
   }
+  if (divides(shape, kEven)) found.push_back(kEven);
   return found;
 }
 

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "kernels/cuda/even_linear.h"
 #include "kernels/cuda/matmul_shape.h"
 #include "kernels/cuda/tensor_map.h"
 #include "src/base/status.h"
@@ -15,19 +16,25 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
-  static constexpr int kVersion = 5;
+  static constexpr int kVersion = 6;
+
+  // In the place of a number of parts: all columns of all strips cut into ranges of the same length
+  // (even_linear.cu).
+  static constexpr int kEven = 1 << 16;
 
   // For the calling thread's device.
   static Result<StreamedLinear> make();
 
   bool takes(const MatmulShape& shape) const;
-  // Into how many parts the columns may be divided, so that more of the device reads: likely best first.
+  // Into how many parts the columns may be divided, so that more of the device reads, likely best first; then
+  // kEven.
   std::vector<int> divisions(const MatmulShape& shape) const;
   bool divides(const MatmulShape& shape, int parts) const;
-  // `parts`: one of divisions().
+  // `parts`: one of divisions(). `shared`: of the stream.
   cudaError_t launch(const MatmulShape& shape,
                      const MatmulOperands& operands,
                      int parts,
+                     const SharedStrips& shared,
                      cudaStream_t stream) const;
 
  private:

@@ -1,0 +1,181 @@
+// Stream-K (Osama et al. 2023): the steps of all strips of W, one strip behind the other, are cut into ranges
+// of the same length, one a block, and there are no more blocks than run at the same time. So none has less
+// to read than another, and the copies of the next strip are on their way while the sums of one become y.
+//
+// Where a range begins or ends within a strip, blocks share it. The one with its first columns, which comes
+// to it last of all, adds what the others have left in memory, in the order of the columns, and writes y. The
+// others came to it first of all: mostly the sums are there when they are asked for.
+//
+// A block waits for blocks of lower numbers alone. Those are started before it, so that it would see the end
+// of them even where other kernels keep some processors to themselves.
+#include <algorithm>
+
+#include "kernels/cuda/device/streamed_output.cuh"
+#include "kernels/cuda/device/streamed_products.cuh"
+#include "kernels/cuda/device/streamed_tiles.cuh"
+#include "kernels/cuda/even_linear.h"
+
+namespace llm_dist::kernels {
+namespace {
+
+using namespace streamed;
+
+constexpr int kWarps = kMultipliers / kWarpSize;
+static_assert(SharedStrips::kSumBytes >= int64_t{SharedStrips::kMostProcessors} * Stages<true, 32>::kBlocks *
+                                             kStripRows * 32 * sizeof(float));
+static_assert(SharedStrips::kFlagBytes >=
+              int64_t{SharedStrips::kMostProcessors} * Stages<true, 32>::kBlocks * kWarps * sizeof(uint32_t));
+
+// Which block works on what. Ranges are numbered in the order of W, blocks the other way round.
+struct Ranges {
+  int64_t steps;  // of all strips
+  int64_t count;
+
+  __device__ explicit Ranges(int64_t all_steps) : steps(all_steps), count(gridDim.x) {}
+  __device__ int mine() const { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+  __device__ int begin(int range) const { return static_cast<int>(range * steps / count); }
+  // The first range that begins at `step` or behind it.
+  __device__ int first_from(int64_t step) const {
+    return static_cast<int>((step * count + steps - 1) / steps);
+  }
+};
+
+__device__ inline void raise_flag(uint32_t* flag) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
+}
+__device__ inline bool is_raised(const uint32_t* flag) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value != 0;
+}
+// Returns when the flag has been raised, and lowers it. What should take microseconds is given up after some
+// ten seconds.
+__device__ inline void await_flag(uint32_t* flag) {
+  constexpr int kMostTries = 1 << 24;  // each goes to the second-level cache
+  for (int tries = 0; !is_raised(flag); ++tries) {
+    if (tries == kMostTries) __trap();
+  }
+  *flag = 0;
+}
+
+// What first-level caches hold may be older.
+__device__ inline float4 load_from_second_level(const float4* from) {
+  float4 value;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+
+// A range has at most one strip to leave, its first. A warp's sums go to the same warp of another block, by a
+// flag of their own.
+template <int kTokens>
+struct Exchange {
+  static constexpr int kVecs = kTokens / 8;  // of four sums, in a thread
+  const SharedStrips& memory;
+  int warp;
+
+  __device__ float4* place(int range) const {
+    return reinterpret_cast<float4*>(memory.sums) + range * kVecs * kMultipliers + threadIdx.x;
+  }
+  __device__ uint32_t* flag(int range) const { return memory.flags + range * kWarps + warp; }
+
+  __device__ void leave(int range, const float (&sums)[kTokens / 2]) const {
+    float4* to = place(range);
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i)
+      to[i * kMultipliers] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    __syncwarp();
+    if (threadIdx.x % kWarpSize == 0) raise_flag(flag(range));
+  }
+  // Adds what ranges [begin, end) leave.
+  __device__ void add_others(int begin, int end, float (&sums)[kTokens / 2]) const {
+    for (int range = begin + static_cast<int>(threadIdx.x) % kWarpSize; range < end; range += kWarpSize)
+      await_flag(flag(range));
+    __syncwarp();
+#pragma unroll 2
+    for (int range = begin; range < end; ++range) {
+      const float4* from = place(range);
+      float4 left[kVecs];
+#pragma unroll
+      for (int i = 0; i < kVecs; ++i) left[i] = load_from_second_level(from + i * kMultipliers);
+#pragma unroll
+      for (int i = 0; i < kVecs; ++i) {
+        sums[4 * i] += left[i].x;
+        sums[4 * i + 1] += left[i].y;
+        sums[4 * i + 2] += left[i].z;
+        sums[4 * i + 3] += left[i].w;
+      }
+    }
+  }
+};
+
+template <typename T, typename S>
+__global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid_constant__ CUtensorMap w,
+                                                                    const __grid_constant__ CUtensorMap x,
+                                                                    const __grid_constant__ StreamArgs args,
+                                                                    const float* scales,
+                                                                    const T* bias,
+                                                                    void* y,
+                                                                    int strips,
+                                                                    SharedStrips memory) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ std::byte raw[];
+  __shared__ uint64_t barriers[2 * S::kCount];
+  const S stages = S::make(raw, barriers);
+  let_next_start();
+  const Ranges ranges(int64_t{strips} * args.steps);
+  const int range = ranges.mine();
+  const int end = ranges.begin(range + 1);
+  int at = ranges.begin(range);
+  const int warp = warp_number();
+  if (warp == kBringer) {
+    if (threadIdx.x % kWarpSize == 0)
+      bring_tiles(w, x, args, {at / args.steps, at % args.steps}, end - at, stages);
+    __syncwarp();
+    wait_for_previous();
+    return;
+  }
+  wait_for_previous();
+  const Exchange<S::kTokens> exchange{memory, warp};
+  const Output<T> result{args, scales, bias, y};
+  Cursor<S::kCount> cursor;
+  while (at < end) {
+    const int strip = at / args.steps;
+    const int strip_end = (strip + 1) * args.steps;
+    const bool has_first = at == strip * args.steps;
+    const bool has_last = strip_end <= end;
+    const int count = min(strip_end, end) - at;
+    float sums[S::kTokens / 2] = {};
+    add_products(T(), count, stages, cursor, sums);
+    at += count;
+    if (!has_first) {
+      exchange.leave(range, sums);
+      continue;
+    }
+    if (!has_last) exchange.add_others(range + 1, ranges.first_from(strip_end), sums);
+    result.store_strip(strip, sums);
+  }
+#endif
+}
+
+}  // namespace
+
+cudaError_t launch_even_linear(const TensorMapEncoder& encoder,
+                               const MatmulShape& shape,
+                               const MatmulOperands& operands,
+                               const SharedStrips& shared,
+                               int processors,
+                               cudaStream_t stream) {
+  const StreamCall call{encoder, shape, operands, stream};
+  const int64_t strips = strips_of(shape);
+  return with_stages(shape, [&](auto type, auto stages) {
+    using T = decltype(type);
+    using S = decltype(stages);
+    const int64_t blocks = std::min<int64_t>(processors * S::kBlocks, strips * steps_of(shape));
+    return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(strips), shared);
+  });
+}
+
+}  // namespace llm_dist::kernels
