@@ -28,15 +28,18 @@ static_assert(SharedStrips::kFlagBytes >=
 
 // Which block works on what. Ranges are numbered in the order of W, blocks the other way round.
 struct Ranges {
-  int64_t steps;  // of all strips
-  int64_t count;
+  int length;  // in steps
+  int longer;  // the first so many ranges have one more
 
-  __device__ explicit Ranges(int64_t all_steps) : steps(all_steps), count(gridDim.x) {}
+  __device__ explicit Ranges(int steps)
+      : length(steps / static_cast<int>(gridDim.x)), longer(steps % static_cast<int>(gridDim.x)) {}
   __device__ int mine() const { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
-  __device__ int begin(int range) const { return static_cast<int>(range * steps / count); }
-  // The first range that begins at `step` or behind it.
-  __device__ int first_from(int64_t step) const {
-    return static_cast<int>((step * count + steps - 1) / steps);
+  __device__ int begin(int range) const { return range * length + min(range, longer); }
+  // The first range behind `range` that begins at `step` or behind it.
+  __device__ int next_from(int range, int step) const {
+    do ++range;
+    while (begin(range) < step);
+    return range;
   }
 };
 
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid
   __shared__ uint64_t barriers[2 * S::kCount];
   const S stages = S::make(raw, barriers);
   let_next_start();
-  const Ranges ranges(int64_t{strips} * args.steps);
+  const Ranges ranges(strips * args.steps);
   const int range = ranges.mine();
   const int end = ranges.begin(range + 1);
   int at = ranges.begin(range);
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid
       exchange.leave(range, sums);
       continue;
     }
-    if (!has_last) exchange.add_others(range + 1, ranges.first_from(strip_end), sums);
+    if (!has_last) exchange.add_others(range + 1, ranges.next_from(range, strip_end), sums);
     result.store_strip(strip, sums);
   }
 #endif

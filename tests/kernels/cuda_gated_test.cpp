@@ -94,7 +94,8 @@ constexpr std::array<int64_t, 3> kShapes[] = {{0, 64, 64},
                                               {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
-  for (LinearKernels kernels : {LinearKernels::kFastest, LinearKernels::kLibrary, LinearKernels::kOwn}) {
+  for (LinearKernels kernels :
+       {LinearKernels::kFastest, LinearKernels::kLibrary, LinearKernels::kOwn, LinearKernels::kEven}) {
     use_state(kernels);
     for (DType dtype : kActivationTypes) {
       for (auto [m, n, k] : kShapes) {
@@ -105,13 +106,17 @@ TEST_F(CudaGated, AsOnTheCpu) {
 }
 
 TEST_F(CudaGated, WithF8Weights) {
-  use_state(LinearKernels::kFastest);
-  for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (auto [m, n, k] : kShapes) {
-      if (m > 32) continue;
-      for (bool bias : {false, true})
-        check_f8({.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k}, Rounds::kNothing);
+  for (LinearKernels kernels : {LinearKernels::kEven, LinearKernels::kFastest}) {
+    use_state(kernels);
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      for (auto [m, n, k] : kShapes) {
+        if (m > 32) continue;
+        for (bool bias : {false, true})
+          check_f8({.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k}, Rounds::kNothing);
+      }
     }
+  }
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
     check_f8({.dtype = dtype, .m = 70, .n = 50, .k = 27}, Rounds::kNothing);
     check_f8({.dtype = dtype, .bias = true, .m = 33, .n = 1536, .k = 576}, Rounds::kRows);
     check_f8({.dtype = dtype, .m = 300, .n = 512, .k = 1536}, Rounds::kRows);

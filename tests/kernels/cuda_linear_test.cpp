@@ -97,6 +97,46 @@ TEST_F(CudaLinear, OfFewRowsByOurKernels) {
   }
 }
 
+// Of strips of 64 rows of W and their steps of 128 columns: less than there are blocks, one strip or a few
+// that many blocks share, several to a block, a last strip and a last step that are not whole.
+TEST_F(CudaLinear, OfFewRowsByBlocksWithTheSameWork) {
+  use_state(LinearKernels::kEven);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {1, 7, 17, 33, 64}) {
+      for (bool wide : {false, true}) {
+        check_linear(dtype, wide, m, 130, 8);
+        check_linear(dtype, wide, m, 1000, 40);
+        check_linear(dtype, wide, m, 62, 1000);
+        check_linear(dtype, wide, m, 64, 16384);
+        check_linear(dtype, wide, m, 2, 16392);
+        check_linear(dtype, wide, m, 190, 8200);
+      }
+      check_linear(dtype, m % 2 == 0, m, 1536, 4096);
+    }
+    for (int64_t m : {2, 8, 9, 16, 31, 32, 63}) check_linear(dtype, m % 2 == 0, m, 576, 2048);
+    check_linear(dtype, false, 5, 14336, 1024);
+    check_linear(dtype, true, 33, 9000, 576);
+    check_linear(dtype, false, 3, 30002, 136);
+  }
+}
+
+TEST_F(CudaLinear, F8WeightsOfFewRowsByBlocksWithTheSameWork) {
+  use_state(LinearKernels::kEven);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {1, 7, 9, 17, 32}) {
+      for (bool wide : {false, true}) {
+        check_f8(dtype, wide, m, 130, 16, Rounds::kNothing);
+        check_f8(dtype, wide, m, 62, 1008, Rounds::kNothing);
+        check_f8(dtype, wide, m, 64, 16384, Rounds::kNothing);
+        check_f8(dtype, wide, m, 190, 8208, Rounds::kNothing);
+      }
+      check_f8(dtype, m % 2 == 0, m, 1536, 4096, Rounds::kNothing);
+    }
+    check_f8(dtype, false, 5, 14336, 1024, Rounds::kNothing);
+    check_f8(dtype, true, 31, 9000, 576, Rounds::kNothing);
+  }
+}
+
 TEST_F(CudaLinear, F8WeightsOneRow) {
   use_state(LinearKernels::kFastest);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
@@ -173,11 +213,14 @@ TEST_F(CudaLinear, F8WeightsByKernelsThatWereTriedOut) {
   unsetenv("XDG_CACHE_HOME");
 }
 
-// A product starts to read its weights while the one in front of it runs; it must not read x then.
-TEST_F(CudaLinear, ProductsThatOverlapWaitForTheirInput) {
-  OpStateOptions options = options_;
-  options.linear = LinearKernels::kOwn;
-  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+// A product starts to read its weights while the one in front of it runs; it must not read x then, nor use
+// the memory in which blocks pass on sums.
+class CudaLinearChains : public CudaLinear, public testing::WithParamInterface<LinearKernels> {};
+
+INSTANTIATE_TEST_SUITE_P(Of, CudaLinearChains, testing::Values(LinearKernels::kOwn, LinearKernels::kEven));
+
+TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
+  use_state(GetParam());
   constexpr int64_t kWide = 4096;
   constexpr int64_t kNarrow = 512;
   for (int64_t m : {1, 4, 40}) {
@@ -200,13 +243,22 @@ TEST_F(CudaLinear, ProductsThatOverlapWaitForTheirInput) {
         multiply(wide, down, narrow);
         if (one_by_one) synchronize();
       }
-      std::vector<uint16_t> bits(static_cast<size_t>(m * kNarrow));
-      gpu_stream_->copy(Tensor::contiguous(bits.data(), DType::kBF16, {m, kNarrow}), narrow.gpu);
-      synchronize();
-      return bits;
     };
-    const std::vector<uint16_t> expected = chain(true);
-    for (int again = 0; again < 5; ++again) EXPECT_EQ(chain(false), expected) << m << " rows";
+    chain(true);
+    const std::vector<std::byte> expected = download(narrow);
+    for (int again = 0; again < 5; ++again) {
+      chain(false);
+      EXPECT_EQ(download(narrow), expected) << m << " rows";
+    }
+    gpu_backend_->begin_capture(*gpu_stream_);
+    chain(false);
+    auto graph = gpu_backend_->end_capture(*gpu_stream_);
+    ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+    for (int again = 0; again < 5; ++again) {
+      upload(narrow);
+      for (int replay = 0; replay < 3; ++replay) (*graph)->launch(*gpu_stream_);
+      EXPECT_EQ(download(narrow), expected) << m << " rows, replayed";
+    }
   }
 }
 
