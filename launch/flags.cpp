@@ -198,6 +198,9 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--disable-custom-attention",
                   scheduler.disable_custom_attention,
                   "Attention of prompts by the kernel that every GPU takes, not by the one for Hopper");
+  group->add_flag("--disable-persistent-kernels",
+                  scheduler.disable_persistent_kernels,
+                  "On GPUs every op of a single sequence's step in a kernel of its own");
   group->add_flag(
       "--deterministic",
       scheduler.deterministic,
@@ -322,6 +325,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   if (flags.scheduler.disable_custom_linear) options.linear_kernels = kernels::LinearKernels::kLibrary;
   if (flags.scheduler.disable_custom_attention)
     options.attention_kernels = kernels::AttentionKernels::kPortable;
+  options.persistent_kernels = !flags.scheduler.disable_persistent_kernels;
   options.deterministic = flags.scheduler.deterministic;
   options.priority_scheduling = flags.scheduler.policy == "priority";
   options.graph_sizes = graph_sizes(flags.scheduler, resources);

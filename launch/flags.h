@@ -57,6 +57,7 @@ struct SchedulerFlags {
   bool enforce_eager = false;
   bool disable_custom_linear = false;
   bool disable_custom_attention = false;
+  bool disable_persistent_kernels = false;
   bool deterministic = false;
   std::vector<int64_t> cuda_graph_sizes;  // empty: the device's habit
 };

@@ -31,7 +31,11 @@ Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
                    Matmul::make(matmul_memory(options, buffer.data()),
                                 cache.empty() ? cache : cache + "/llm-dist",
                                 options.linear));
-  return std::unique_ptr<CudaOpState>(new CudaOpState(options, std::move(buffer), std::move(matmul)));
+  ASSIGN_OR_RETURN(RowChain chain,
+                   RowChain::make(buffer.data() + kChainAt,
+                                  options.chains_rows && options.linear == LinearKernels::kFastest));
+  return std::unique_ptr<CudaOpState>(
+      new CudaOpState(options, std::move(buffer), std::move(matmul), std::move(chain)));
 }
 
 }  // namespace llm_dist::kernels

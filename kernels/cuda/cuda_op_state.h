@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/row_chain.h"
 #include "kernels/op_state.h"
 
 namespace llm_dist::kernels {
@@ -25,6 +26,7 @@ class CudaOpState : public OpState {
   void end_tuning() override { matmul_->end_tuning(); }
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
+  RowChain& row_chain() { return row_chain_; }
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
   std::byte* plan_memory() const { return buffer_.data() + kFixedBytes; }
@@ -37,14 +39,19 @@ class CudaOpState : public OpState {
   void set_attention_plan(const AttentionPlan& plan) { attention_plan_ = plan; }
 
  private:
-  CudaOpState(const OpStateOptions& options, device::Buffer buffer, std::unique_ptr<Matmul> matmul)
+  CudaOpState(const OpStateOptions& options,
+              device::Buffer buffer,
+              std::unique_ptr<Matmul> matmul,
+              RowChain row_chain)
       : options_(options),
         buffer_(std::move(buffer)),
         matmul_(std::move(matmul)),
+        row_chain_(std::move(row_chain)),
         hopper_prompts_(HopperPrompts::make(options.attention)) {}
 
   static constexpr int64_t kAlignment = 256;
-  static constexpr int64_t kFixedBytes = kMatmulBytes + kAttentionBytes + SharedStrips::kFlagBytes;
+  static constexpr int64_t kChainAt = kMatmulBytes + kAttentionBytes + SharedStrips::kFlagBytes;
+  static constexpr int64_t kFixedBytes = kChainAt + RowChain::kMemoryBytes;
   static_assert(kFixedBytes % kAlignment == 0);
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   // Of activations in f8_e4m3.
@@ -59,6 +66,7 @@ class CudaOpState : public OpState {
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
+  RowChain row_chain_;
   HopperPrompts hopper_prompts_;
   AttentionPlan attention_plan_;
 };

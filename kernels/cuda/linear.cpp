@@ -74,6 +74,7 @@ void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
          device::CudaStream& stream) {
+  if (state.row_chain().put_off(shape, operands, stream) || !stream.enter()) return;
   const LinearKernels kernels = state.options().linear;
   const bool by_rows = kernels == LinearKernels::kFastest || kernels == LinearKernels::kOwn;
   if (by_rows && shape.m == 1 && takes_skinny_linear(shape))
@@ -86,7 +87,7 @@ void run(CudaOpState& state,
 void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& params) {
   check_linear(params);
   device::CudaStream& cuda = device::as_cuda(stream);
-  if (params.out.numel() == 0 || !cuda.enter()) return;
+  if (params.out.numel() == 0) return;
   const MatmulOperands operands = operands_of(params);
   run(as_cuda_state(state), shape_of(params, operands), operands, cuda);
 }
@@ -103,7 +104,7 @@ void linear_silu_and_mul_cuda(OpState& state, device::Stream& stream, const Line
         params.gate_up.to_string(),
         out.to_string());
   device::CudaStream& cuda = device::as_cuda(stream);
-  if (out.numel() == 0 || !cuda.enter()) return;
+  if (out.numel() == 0) return;
   MatmulOperands operands = operands_of(product);
   operands.product = std::exchange(operands.y, out.data);
   MatmulShape shape = shape_of(product, operands);

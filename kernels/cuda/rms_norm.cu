@@ -1,6 +1,7 @@
 // RMSNorm, alone and behind the residual addition, and the addition alone. A block a row; a row stays in
 // registers as far as it fits, the rest is read twice, the second time from cache, by the thread that touched
 // the same elements before.
+#include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/launch.h"
@@ -61,6 +62,18 @@ void check_alike(const Tensor& a, const Tensor& b) {
         b.to_string());
 }
 
+bool is_put_off(CudaOpState& state, device::CudaStream& stream, const AddRmsNormParams& params) {
+  if (params.x.dim(0) != 1 || params.x.dtype == DType::kF32) return false;
+  return state.row_chain().put_off({.dtype = params.x.dtype,
+                                    .x = params.x.data,
+                                    .residual = params.residual.data,
+                                    .weight = params.weight.data,
+                                    .out = params.out.data,
+                                    .epsilon = params.epsilon,
+                                    .width = params.x.dim(1)},
+                                   stream);
+}
+
 }  // namespace
 
 void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params) {
@@ -88,7 +101,7 @@ void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params
   cuda.check(cudaGetLastError(), "rms_norm");
 }
 
-void add_rms_norm_cuda(OpState&, device::Stream& stream, const AddRmsNormParams& params) {
+void add_rms_norm_cuda(OpState& state, device::Stream& stream, const AddRmsNormParams& params) {
   check_alike(params.x, params.out);
   check_alike(params.x, params.residual);
   CHECK(params.weight.dtype == params.x.dtype && params.weight.numel() == params.x.dim(1),
@@ -97,7 +110,7 @@ void add_rms_norm_cuda(OpState&, device::Stream& stream, const AddRmsNormParams&
   device::CudaStream& cuda = device::as_cuda(stream);
   const int64_t rows = params.x.dim(0);
   const int64_t width = params.x.dim(1);
-  if (rows == 0 || width == 0 || !cuda.enter()) return;
+  if (rows == 0 || width == 0 || is_put_off(as_cuda_state(state), cuda, params) || !cuda.enter()) return;
   with_activation_type(params.x.dtype, [&](auto type) {
     using T = decltype(type);
     with_vec_width(is_vectorizable(params.x, params.residual, params.weight, params.out), [&](auto vec) {

@@ -28,8 +28,8 @@ class Stream {
   virtual Status error() const = 0;
   // Poisons the stream: the error that everything waiting on it sees. The first one stays.
   virtual void fail(Status status) = 0;
-  // The backend's own handle (cudaStream_t), null on CPU.
-  virtual void* native() const = 0;
+  // The backend's own handle (cudaStream_t), for work to be issued on it now; null on CPU.
+  virtual void* native() = 0;
 };
 
 }  // namespace llm_dist::device

@@ -108,7 +108,7 @@ TEST_F(CudaLinear, OfFewRowsByBlocksWithTheSameWork) {
         check_linear(dtype, wide, m, 1000, 40);
         check_linear(dtype, wide, m, 62, 1000);
         check_linear(dtype, wide, m, 64, 16384);
-        check_linear(dtype, wide, m, 2, 16392);
+        check_linear(dtype, wide, m, 2, 16376);
         check_linear(dtype, wide, m, 190, 8200);
       }
       check_linear(dtype, m % 2 == 0, m, 1536, 4096);

@@ -126,6 +126,18 @@ __device__ inline void load_bytes(void* to, const void* from, uint32_t bytes, ui
       "r"(shared_address(barrier))
       : "memory");
 }
+// The same, with how long L2 should keep them.
+__device__ inline void load_bytes(
+    void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from),
+      "r"(bytes),
+      "r"(shared_address(barrier)),
+      "l"(policy)
+      : "memory");
+}
 
 // Starts the copy of a box from shared memory to (row, column) of `map`; what lies outside is not written.
 __device__ inline void store_box(const CUtensorMap& map, int column, int row, const void* from) {

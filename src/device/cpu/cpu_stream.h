@@ -75,7 +75,7 @@ class CpuStream : public Stream {
   Status synchronize(Deadline deadline) override;
   Status error() const override;
   void fail(Status status) override;
-  void* native() const override { return nullptr; }
+  void* native() override { return nullptr; }
 
   void begin_capture();
   std::vector<CpuTask> end_capture();

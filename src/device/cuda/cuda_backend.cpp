@@ -89,6 +89,7 @@ class CudaBackend : public Backend {
   Result<std::unique_ptr<Graph>> end_capture(Stream& stream) override {
     CudaStream& cuda = as_cuda(stream);
     cudaGraph_t graph = nullptr;
+    (void)cuda.enter();  // what was put off belongs to the graph
     RETURN_IF_ERROR(cuda_status(cudaStreamEndCapture(cuda.handle(), &graph), "cudaStreamEndCapture"));
     RETURN_IF_ERROR(cuda.error());
     cudaGraphExec_t executable = nullptr;

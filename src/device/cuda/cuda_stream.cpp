@@ -1,5 +1,7 @@
 #include "src/device/cuda/cuda_stream.h"
 
+#include <utility>
+
 #include "src/device/cuda/cuda_error.h"
 #include "src/device/cuda/cuda_event.h"
 #include "src/device/cuda/cuda_wait.h"
@@ -22,9 +24,21 @@ CudaStream::~CudaStream() {
 }
 
 bool CudaStream::enter() {
+  PutOffWork* work = std::exchange(put_off_, nullptr);
   if (has_failed()) return false;
   check(cudaSetDevice(device_index_), "cudaSetDevice");
-  return true;
+  if (work != nullptr) work->issue(*this);
+  return !has_failed();
+}
+
+void CudaStream::put_off(PutOffWork* work) {
+  CHECK(put_off_ == nullptr, "work that was put off and not issued");
+  put_off_ = work;
+}
+
+void* CudaStream::native() {
+  (void)enter();
+  return handle_;
 }
 
 void CudaStream::check(cudaError_t error, const char* what) {

@@ -11,6 +11,15 @@
 
 namespace llm_dist::device {
 
+class CudaStream;
+
+// What an op has put off, so that it goes out together with what follows it.
+class PutOffWork {
+ public:
+  virtual ~PutOffWork() = default;
+  virtual void issue(CudaStream& stream) = 0;  // once, on a stream that has not failed
+};
+
 class CudaStream : public Stream {
  public:
   CudaStream(int device_index, std::string name);
@@ -29,11 +38,14 @@ class CudaStream : public Stream {
   Status synchronize(Deadline deadline) override;
   Status error() const override;
   void fail(Status status) override;
-  void* native() const override { return handle_; }
+  void* native() override;
 
-  // Makes this stream's device the calling thread's; false when the stream has failed, and then nothing is to
-  // be issued.
+  // Makes this stream's device the calling thread's and issues what was put off; false when the stream has
+  // failed, and then nothing is to be issued.
   bool enter();
+  // `work` is issued before anything else is; it outlives this stream or the next call of enter().
+  void put_off(PutOffWork* work);
+  bool has_put_off(const PutOffWork* work) const { return put_off_ == work; }
   cudaStream_t handle() const { return handle_; }
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
   // Fails the stream when `error` is one.
@@ -43,6 +55,7 @@ class CudaStream : public Stream {
   int device_index_;
   std::string name_;
   cudaStream_t handle_ = nullptr;
+  PutOffWork* put_off_ = nullptr;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   Status error_;

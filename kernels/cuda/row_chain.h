@@ -1,0 +1,73 @@
+// RowChain: what stands between two attentions of a step with a single row, as one kernel. Products of one
+// row take as long as their weights take to be read, and at the border of two kernels memory has little to
+// do. Here a block on every processor asks for the weights of the next product while it ends the one before,
+// waits for the other blocks and norms: a persistent kernel, as in Spector et al. 2025, "Look Ma, No
+// Bubbles!". Beside kernels of other streams that wait for something, its blocks might never all run.
+//
+// An op that can be a step of a chain is put off (CudaStream::put_off) until one comes that cannot. Products
+// without a norm among them are issued one by one, which is faster.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/cuda/matmul_shape.h"
+#include "src/base/status.h"
+#include "src/device/cuda/cuda_stream.h"
+
+namespace llm_dist::kernels {
+
+// residual ← residual + x; out ← its norm. A row of `width` elements; out may be x.
+struct RowNorm {
+  DType dtype = DType::kBF16;
+  const void* x = nullptr;
+  void* residual = nullptr;
+  const void* weight = nullptr;
+  void* out = nullptr;
+  float epsilon = 0;
+  int64_t width = 0;
+};
+
+class RowChain final : public device::PutOffWork {
+ public:
+  static constexpr int kMostSteps = 8;
+
+  // Of device memory, zero at first.
+  static constexpr int64_t kMemoryBytes = (128 << 10) + 256;
+  // For the calling thread's device; `memory` outlives this.
+  static Result<RowChain> make(std::byte* memory, bool enabled);
+
+  // Puts the op off and returns true, or has issued nothing and returns false.
+  bool put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
+  bool put_off(const RowNorm& norm, device::CudaStream& stream);
+
+  void issue(device::CudaStream& stream) override;
+
+ private:
+  struct Step {
+    bool is_norm = false;
+    MatmulShape shape;
+    MatmulOperands operands;
+    RowNorm norm;
+  };
+  struct Rest;
+  RowChain() = default;
+  Rest rest() const;
+  bool sends_last() const;
+  bool takes(const MatmulShape& shape) const;
+  bool joins(const MatmulShape& shape, const MatmulOperands& operands) const;
+  bool joins(const RowNorm& norm) const;
+  bool is_put_off(const device::CudaStream& stream) const { return stream.has_put_off(this); }
+  cudaError_t launch(cudaStream_t stream) const;
+  template <typename T>
+  cudaError_t launch_as(cudaStream_t stream) const;
+
+  std::byte* memory_ = nullptr;
+  int processors_ = 0;
+  bool enabled_ = false;
+  std::vector<Step> steps_;
+};
+
+}  // namespace llm_dist::kernels
