@@ -27,9 +27,9 @@ struct OpStateOptions {
   int64_t vocab_size = 0;  // widest row of logits, padded
   LinearKernels linear = LinearKernels::kFastest;
   AttentionKernels attention = AttentionKernels::kFastest;
-  // Ops on a single row may go out together, as one kernel that needs the whole device: no kernel of another
-  // stream waits for one that comes later.
-  bool chains_rows = true;
+  // Ops on a single row may go out together, as one kernel that needs every processor of the device at once:
+  // then no kernel of another stream may wait for one that comes later.
+  bool persistent_kernels = true;
   bool f8_weights = false;  // some linear layers have f8_e4m3 weights
   // A row's results have the same bits whatever stands beside it. failed_precondition where a device has no
   // such kernels.

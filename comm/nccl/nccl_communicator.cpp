@@ -207,11 +207,12 @@ NcclCommunicator::~NcclCommunicator() {
 template <typename Call>
 void NcclCommunicator::issue(device::Stream& stream, const char* what, Call&& call) {
   CHECK(stream.device().type == DeviceType::kCuda, "{} of NCCL on a stream of another device", what);
+  auto* on = static_cast<cudaStream_t>(stream.native());
   Status status = error_.get();
   if (status.ok()) status = stream.error();
   if (status.ok()) {
     cudaSetDevice(group_.device_index);
-    status = nccl_status(call(static_cast<cudaStream_t>(stream.native())), comm_, what);
+    status = nccl_status(call(on), comm_, what);
     if (!status.ok()) error_.set(status);
   }
   if (!status.ok()) stream.fail(std::move(status));

@@ -119,11 +119,12 @@ void PeerCommunicator::add_rms_norm_of_shares(const SumAndNorm& call, device::St
 template <typename Launch>
 void PeerCommunicator::issue(const char* what, device::Stream& stream, Launch&& launch) {
   CHECK(stream.device().type == DeviceType::kCuda, "{} on a stream of another device", what);
+  auto* on = static_cast<cudaStream_t>(stream.native());
   Status status = error_.get();
   if (status.ok()) status = stream.error();
   if (status.ok()) {
     (void)cudaSetDevice(resources_->group().device_index);
-    status = device::cuda_status(launch(static_cast<cudaStream_t>(stream.native())), what);
+    status = device::cuda_status(launch(on), what);
     if (!status.ok()) abort(status);
   }
   if (!status.ok()) stream.fail(std::move(status));

@@ -31,9 +31,8 @@ Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
                    Matmul::make(matmul_memory(options, buffer.data()),
                                 cache.empty() ? cache : cache + "/llm-dist",
                                 options.linear));
-  ASSIGN_OR_RETURN(RowChain chain,
-                   RowChain::make(buffer.data() + kChainAt,
-                                  options.chains_rows && options.linear == LinearKernels::kFastest));
+  const bool chains = options.persistent_kernels && options.linear == LinearKernels::kFastest;
+  ASSIGN_OR_RETURN(std::unique_ptr<RowChain> chain, RowChain::make(buffer.data() + kChainAt, chains));
   return std::unique_ptr<CudaOpState>(
       new CudaOpState(options, std::move(buffer), std::move(matmul), std::move(chain)));
 }

@@ -26,7 +26,7 @@ class CudaOpState : public OpState {
   void end_tuning() override { matmul_->end_tuning(); }
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
-  RowChain& row_chain() { return row_chain_; }
+  RowChain& row_chain() const { return *row_chain_; }
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
   std::byte* plan_memory() const { return buffer_.data() + kFixedBytes; }
@@ -42,7 +42,7 @@ class CudaOpState : public OpState {
   CudaOpState(const OpStateOptions& options,
               device::Buffer buffer,
               std::unique_ptr<Matmul> matmul,
-              RowChain row_chain)
+              std::unique_ptr<RowChain> row_chain)
       : options_(options),
         buffer_(std::move(buffer)),
         matmul_(std::move(matmul)),
@@ -66,7 +66,7 @@ class CudaOpState : public OpState {
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
-  RowChain row_chain_;
+  std::unique_ptr<RowChain> row_chain_;
   HopperPrompts hopper_prompts_;
   AttentionPlan attention_plan_;
 };

@@ -64,6 +64,7 @@ void check_alike(const Tensor& a, const Tensor& b) {
 
 bool is_put_off(CudaOpState& state, device::CudaStream& stream, const AddRmsNormParams& params) {
   if (params.x.dim(0) != 1 || params.x.dtype == DType::kF32) return false;
+  for (const Tensor* rows : {&params.x, &params.residual, &params.out}) check_rows(*rows);
   return state.row_chain().put_off({.dtype = params.x.dtype,
                                     .x = params.x.data,
                                     .residual = params.residual.data,

@@ -9,8 +9,13 @@
 // first, so who has all of the second may write to the first again, and to whatever all blocks had read by
 // then.
 //
+// Between a block's reads and others' writes no fence stands: what it has read lies in its shared memory,
+// behind a barrier, before it sends.
+//
 // Sums are taken in float, in an order that depends on k alone.
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/norm_row.cuh"
@@ -31,8 +36,8 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;       // that compute
 constexpr int kAllThreads = kThreads + kWarpSize;  // and a warp that asks for pieces
-constexpr int kBlocks =
-    3;  // that would fit a processor by their registers, so that attention's do beside one
+// By registers, so that a block leaves room for attention's; by shared memory only one fits a processor.
+constexpr int kBlocks = 3;
 constexpr int kElementBytes = 2;
 constexpr int kPieceBytes = 4096;  // at most: what a warp takes at a time
 constexpr int kMostPieces = 64;    // of a row of W
@@ -46,6 +51,7 @@ constexpr int kSharedBytes = 225 << 10;
 constexpr int kPacketElements = 4;
 constexpr int kLoad = kVecWidth;  // elements that a thread loads at a time
 static_assert(kLoad == 2 * kPacketElements);
+static_assert(kOnTheWay <= kPlaces && kPlacesBytes % 128 == 0);
 constexpr int64_t kMostSent = 16384;       // elements
 constexpr uint32_t kMostPolls = 1u << 26;  // half a minute or so: a fault, not a wait
 #ifdef LLM_DIST_SM90A
@@ -83,7 +89,7 @@ struct ChainStep {
   const void* bias;
   const void* x;
   void* y;
-  const void* weight;  // of a norm, whose y is as above
+  const void* weight;  // of a norm; y is where its out goes
   float epsilon;
 };
 
@@ -120,7 +126,7 @@ __device__ inline Packet load_packet(const Packet* from) {
   return packet;
 }
 // What another block may have written: not out of this processor's cache.
-__device__ inline uint4 load_shared_row(const void* from) {
+__device__ inline uint4 load_row_of_all(const void* from) {
   uint4 raw;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
@@ -329,7 +335,7 @@ struct Chain {
     const auto* from = static_cast<const uint4*>(step.x);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < step.k / kLoad; i += kThreads)
-      reinterpret_cast<uint4*>(x)[i] = load_shared_row(from + i);
+      reinterpret_cast<uint4*>(x)[i] = load_row_of_all(from + i);
     meet_warps();
   }
 
@@ -370,7 +376,7 @@ struct Chain {
   __device__ void bring_residual() const {
 #pragma unroll 2
     for (int i = static_cast<int>(threadIdx.x) * kLoad; i < args.width; i += kThreads * kLoad)
-      copy_load(residual + i, load_shared_row(static_cast<const T*>(args.residual) + i));
+      copy_load(residual + i, load_row_of_all(static_cast<const T*>(args.residual) + i));
   }
 
   __device__ void norm(const ChainStep& step, uint64_t number) const {
@@ -477,6 +483,40 @@ __global__ void __launch_bounds__(kAllThreads, kBlocks) run_chain(const __grid_c
 #endif
 }
 
+// Whether other processes' kernels never run beside ours: each would have some of the processors, and wait
+// for the rest.
+bool is_alone_on(int device) {
+  int shared = 0;
+  if (cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, device) == cudaSuccess) return shared == 0;
+  (void)cudaGetLastError();  // an older driver
+  return false;
+}
+
+// Whether every processor has room for a block.
+bool fits_processors() {
+  for (const void* kernel : {reinterpret_cast<const void*>(run_chain<__nv_bfloat16>),
+                             reinterpret_cast<const void*>(run_chain<__half>)}) {
+    int blocks = 0;
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+    if (error == cudaSuccess)
+      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kAllThreads, kSharedBytes);
+    if (error != cudaSuccess || blocks < 1) {
+      (void)cudaGetLastError();
+      return false;
+    }
+  }
+  return true;
+}
+
+// Of the one chain that a device has in this process; null: it has one.
+std::atomic<bool>* claim_of(int device) {
+  static std::array<std::atomic<bool>, 64> claims;
+  if (device >= static_cast<int>(claims.size())) return nullptr;
+  std::atomic<bool>& claim = claims[static_cast<size_t>(device)];
+  return claim.exchange(true) ? nullptr : &claim;
+}
+
 // The fewest pieces of a row that fit their places, all alike and in whole loads; 0: none.
 int pieces_of_row(int64_t k) {
   constexpr int64_t kMost = kPieceBytes / kElementBytes;
@@ -488,20 +528,23 @@ int pieces_of_row(int64_t k) {
 
 }  // namespace
 
-Result<RowChain> RowChain::make(std::byte* memory, bool enabled) {
-  RowChain made;
+Result<std::unique_ptr<RowChain>> RowChain::make(std::byte* memory, bool wanted) {
+  auto made = std::unique_ptr<RowChain>(new RowChain());
   int index = 0;
   cudaDeviceProp device{};
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
-  made.memory_ = memory;
-  made.processors_ = device.multiProcessorCount;
-  // Kernels of several processes at once would each have some of the processors, and wait for the rest.
-  int shares_device = 0;
-  RETURN_IF_ERROR(device::cuda_status(cudaDeviceGetAttribute(&shares_device, cudaDevAttrMpsEnabled, index),
-                                      "cudaDeviceGetAttribute"));
-  made.enabled_ = enabled && kCompiled && device.major == 9 && device.minor == 0 && shares_device == 0;
-  return made;
+  made->memory_ = memory;
+  made->processors_ = device.multiProcessorCount;
+  if (wanted && kCompiled && device.major == 9 && device.minor == 0 && is_alone_on(index) &&
+      fits_processors())
+    made->claim_ = claim_of(index);
+  return {std::move(made)};
+}
+
+RowChain::~RowChain() {
+  if (stream_ != nullptr) stream_->take_back();
+  if (claim_ != nullptr) claim_->store(false);
 }
 
 // Of shared memory, beside the places: x, the residual stream, and a product's sums by piece.
@@ -538,8 +581,9 @@ RowChain::Rest RowChain::rest() const {
 
 bool RowChain::takes(const MatmulShape& shape) const {
   const bool short_floats = shape.in == DType::kBF16 || shape.in == DType::kF16;
-  if (!enabled_ || shape.m != 1 || !short_floats || shape.f8_weight) return false;
-  if (shape.alignment < 16 || pieces_of_row(shape.k) == 0) return false;
+  constexpr int64_t kMostColumns = 1 << 23;  // times the number of blocks they are an int
+  if (claim_ == nullptr || shape.m != 1 || !short_floats || shape.f8_weight) return false;
+  if (shape.alignment < 16 || shape.columns() > kMostColumns || pieces_of_row(shape.k) == 0) return false;
   Rest alone;
   alone.add(shape, processors_);
   return alone.fits();
@@ -556,6 +600,11 @@ bool RowChain::joins(const MatmulShape& shape, const MatmulOperands& operands) c
   const Step& last = steps_.back();
   const bool is_next = last.is_norm ? operands.x == last.norm.out && shape.k == last.norm.width
                                     : operands.x == last.operands.y && shape.k == last.shape.columns();
+  for (const Step& step : steps_) {
+    if (!step.is_norm) continue;
+    // Blocks have other shares of a norm's out than of what they send.
+    if (operands.y == step.norm.residual || (!last.is_norm && last.operands.y == step.norm.out)) return false;
+  }
   Rest rest = this->rest();
   rest.add(shape, processors_);
   return is_next && steps_.front().shape.in == shape.in && rest.fits();
@@ -568,7 +617,9 @@ bool RowChain::joins(const RowNorm& norm) const {
                           last.shape.columns() == norm.width;
   bool same_residual = true;
   for (const Step& step : steps_) {
-    if (step.is_norm) same_residual = same_residual && step.norm.residual == norm.residual;
+    same_residual =
+        same_residual && (step.is_norm ? step.norm.residual == norm.residual && step.norm.width == norm.width
+                                       : step.operands.y != norm.residual);
   }
   uintptr_t bits = 0;
   for (const void* data : {static_cast<const void*>(norm.residual), norm.weight, norm.x})
@@ -580,17 +631,18 @@ bool RowChain::joins(const RowNorm& norm) const {
 
 bool RowChain::put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
   if (!takes(shape)) return false;
-  if (!is_put_off(stream) || !joins(shape, operands)) {
+  if (stream_ != &stream || !joins(shape, operands)) {
+    if (stream_ != nullptr) (void)stream_->enter();
     if (!stream.enter()) return true;
-    steps_.clear();
     stream.put_off(this);
+    stream_ = &stream;
   }
   steps_.push_back({.is_norm = false, .shape = shape, .operands = operands, .norm = {}});
   return true;
 }
 
 bool RowChain::put_off(const RowNorm& norm, device::CudaStream& stream) {
-  if (!is_put_off(stream) || !joins(norm)) return false;
+  if (stream_ != &stream || !joins(norm)) return false;
   steps_.push_back({.is_norm = true, .shape = {}, .operands = {}, .norm = norm});
   return true;
 }
@@ -630,11 +682,7 @@ cudaError_t RowChain::launch_as(cudaStream_t stream) const {
       .stream = stream,
       .shared_bytes = static_cast<int>(rest.bytes() + kPlacesBytes),
   };
-  auto* kernel = run_chain<T>;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
-  if (error != cudaSuccess) return error;
-  return launch_overlapped(kernel, launch, args);
+  return launch_overlapped(run_chain<T>, launch, args);
 }
 
 cudaError_t RowChain::launch(cudaStream_t stream) const {
@@ -649,7 +697,12 @@ void RowChain::issue(device::CudaStream& stream) {
     for (const Step& step : steps_)
       stream.check(launch_skinny_linear(step.shape, step.operands, stream.handle()), "linear");
   }
+  drop();
+}
+
+void RowChain::drop() {
   steps_.clear();
+  stream_ = nullptr;
 }
 
 }  // namespace llm_dist::kernels

@@ -10,7 +10,9 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "kernels/cuda/matmul_shape.h"
@@ -36,14 +38,19 @@ class RowChain final : public device::PutOffWork {
 
   // Of device memory, zero at first.
   static constexpr int64_t kMemoryBytes = (128 << 10) + 256;
-  // For the calling thread's device; `memory` outlives this.
-  static Result<RowChain> make(std::byte* memory, bool enabled);
+  // For the calling thread's device; `memory` outlives this. Where a device already has a chain in this
+  // process, it puts nothing off: two at once would each hold processors that the other waits for.
+  static Result<std::unique_ptr<RowChain>> make(std::byte* memory, bool wanted);
+  ~RowChain() override;
+  RowChain(const RowChain&) = delete;
+  RowChain& operator=(const RowChain&) = delete;
 
   // Puts the op off and returns true, or has issued nothing and returns false.
   bool put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
   bool put_off(const RowNorm& norm, device::CudaStream& stream);
 
   void issue(device::CudaStream& stream) override;
+  void drop() override;
 
  private:
   struct Step {
@@ -59,15 +66,15 @@ class RowChain final : public device::PutOffWork {
   bool takes(const MatmulShape& shape) const;
   bool joins(const MatmulShape& shape, const MatmulOperands& operands) const;
   bool joins(const RowNorm& norm) const;
-  bool is_put_off(const device::CudaStream& stream) const { return stream.has_put_off(this); }
   cudaError_t launch(cudaStream_t stream) const;
   template <typename T>
   cudaError_t launch_as(cudaStream_t stream) const;
 
   std::byte* memory_ = nullptr;
   int processors_ = 0;
-  bool enabled_ = false;
+  std::atomic<bool>* claim_ = nullptr;  // of the device; null: nothing is put off
   std::vector<Step> steps_;
+  device::CudaStream* stream_ = nullptr;  // whose work they are
 };
 
 }  // namespace llm_dist::kernels

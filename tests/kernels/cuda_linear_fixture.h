@@ -90,6 +90,7 @@ class CudaLinearTest : public CudaOpTest {
     OpStateOptions options = options_;
     options.linear = linear;
     options.f8_weights = true;
+    gpu_state_.reset();  // which may have a claim on the device
     gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   }
 };

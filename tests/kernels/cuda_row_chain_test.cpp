@@ -161,18 +161,57 @@ TEST_F(CudaRowChain, OfSomeOfALayer) {
   }
 }
 
-// Weights of another kind, or too wide a row, and the rest goes on by itself.
+// Weights of another kind, a row that is not sent in whole packets, rows that shared memory has no room for:
+// the rest goes on by itself.
 TEST_F(CudaRowChain, EndsWhereAnOpDoesNotJoin) {
-  const Layer scaled = layer_of({1024, 1024, 1024, 1024}, DType::kBF16, true, false);
-  const Layer dense = layer_of({1024, 1024, 1024, 1024}, DType::kBF16, false, false);
-  const Layer wide = layer_of({1024, 1024, 16000, 1024}, DType::kBF16, false, false);
+  const Layer layers[] = {layer_of({1024, 1024, 1024, 1024}, DType::kBF16, true, false),
+                          layer_of({1024, 1024, 1004, 1024}, DType::kBF16, false, false),
+                          layer_of({12544, 64, 64, 64}, DType::kBF16, false, false)};
+  for (const Layer& layer : layers) {
+    issue_cpu(layer, 0, 6);
+    issue_gpu(layer, 0, 6);
+    expect_all_same(layer, 6);
+  }
+}
+
+// Each op follows one of another layer.
+TEST_F(CudaRowChain, OpsOfTwoLayersInTurns) {
+  const Layer layers[] = {layer_of({1024, 1024, 1024, 1024}, DType::kBF16, false, false),
+                          layer_of({1024, 1024, 1024, 1024}, DType::kBF16, false, false)};
   for (int op = 0; op < 6; ++op) {
-    for (const Layer* layer : {&scaled, &dense, &wide}) {
-      issue_cpu(*layer, op, op + 1);
-      issue_gpu(*layer, op, op + 1);
+    for (const Layer& layer : layers) {
+      issue_cpu(layer, op, op + 1);
+      issue_gpu(layer, op, op + 1);
     }
   }
-  for (const Layer* layer : {&scaled, &dense, &wide}) expect_all_same(*layer, 6);
+  for (const Layer& layer : layers) expect_all_same(layer, 6);
+}
+
+// What one stream has put off goes out on it, whatever a second stream is given meanwhile.
+TEST_F(CudaRowChain, OnTwoStreams) {
+  const Layer first = layer_of({1024, 1024, 1024, 1024}, DType::kBF16, false, false);
+  const Layer second = layer_of({1024, 1024, 1024, 1024}, DType::kBF16, false, false);
+  const std::unique_ptr<device::Stream> other = gpu_backend_->make_stream("other");
+  issue_cpu(first, 0, 6);
+  issue_cpu(second, 0, 6);
+  issue_gpu(first, 0, 1);
+  issue(*module_->ops, *gpu_state_, *other, second, 0, 1, [](const Twin& twin) { return twin.gpu; });
+  for (device::Stream* stream : {gpu_stream_.get(), other.get()})
+    ASSERT_TRUE(stream->synchronize(Deadline::after_seconds(60)).ok());
+  issue_gpu(first, 1, 6);
+  issue_gpu(second, 1, 6);
+  expect_all_same(first, 6);
+  expect_all_same(second, 6);
+}
+
+// A state that goes takes back what it has put off.
+TEST_F(CudaRowChain, OfAStateThatGoes) {
+  const Layer layer = layer_of({1024, 1024, 1024, 1024}, DType::kBF16, false, false);
+  issue_gpu(layer, 0, 1);
+  use_state(LinearKernels::kFastest);
+  issue_cpu(layer, 0, 6);
+  issue_gpu(layer, 0, 6);
+  expect_all_same(layer, 6);
 }
 
 TEST_F(CudaRowChain, InAGraph) {

@@ -17,6 +17,7 @@ CudaStream::CudaStream(int device_index, std::string name)
 }
 
 CudaStream::~CudaStream() {
+  if (put_off_ != nullptr) put_off_->drop();
   // Work under way still uses buffers that go after the stream. A failed stream may hang for ever: the
   // process is about to end then.
   if (!has_failed()) (void)cudaStreamSynchronize(handle_);
@@ -25,9 +26,9 @@ CudaStream::~CudaStream() {
 
 bool CudaStream::enter() {
   PutOffWork* work = std::exchange(put_off_, nullptr);
-  if (has_failed()) return false;
-  check(cudaSetDevice(device_index_), "cudaSetDevice");
-  if (work != nullptr) work->issue(*this);
+  if (!has_failed()) check(cudaSetDevice(device_index_), "cudaSetDevice");
+  if (work != nullptr && has_failed()) work->drop();
+  if (work != nullptr && !has_failed()) work->issue(*this);
   return !has_failed();
 }
 

@@ -13,11 +13,12 @@ namespace llm_dist::device {
 
 class CudaStream;
 
-// What an op has put off, so that it goes out together with what follows it.
+// What an op has put off, so that it goes out together with what follows it. One of the two is called, once.
 class PutOffWork {
  public:
   virtual ~PutOffWork() = default;
-  virtual void issue(CudaStream& stream) = 0;  // once, on a stream that has not failed
+  virtual void issue(CudaStream& stream) = 0;  // which has not failed
+  virtual void drop() = 0;                     // the stream has failed or ends
 };
 
 class CudaStream : public Stream {
@@ -43,9 +44,9 @@ class CudaStream : public Stream {
   // Makes this stream's device the calling thread's and issues what was put off; false when the stream has
   // failed, and then nothing is to be issued.
   bool enter();
-  // `work` is issued before anything else is; it outlives this stream or the next call of enter().
+  // `work` is issued before anything else is, unless it is taken back first.
   void put_off(PutOffWork* work);
-  bool has_put_off(const PutOffWork* work) const { return put_off_ == work; }
+  void take_back() { put_off_ = nullptr; }
   cudaStream_t handle() const { return handle_; }
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
   // Fails the stream when `error` is one.
