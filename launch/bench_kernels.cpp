@@ -36,8 +36,8 @@ struct KernelBench {
 // ceilings, whichever is longer. Small operands lie in caches: it may exceed 1.
 double floor_fraction(const Ceilings& ceilings, const OpCost& cost, double seconds) {
   double floor = cost.bytes / ceilings.read_bytes_per_second;
-  if (ceilings.gemm_flops_per_second > 0)
-    floor = std::max(floor, cost.flops / ceilings.gemm_flops_per_second);
+  const double flops = cost.f8_weight ? ceilings.gemm_flops_per_second : ceilings.head_flops_per_second;
+  if (flops > 0) floor = std::max(floor, cost.flops / flops);
   return floor / seconds;
 }
 

@@ -21,6 +21,10 @@ std::string describe(const Ceilings& ceilings) {
         part, sizeof part, ", matrix products %.1f TFLOP/s", ceilings.gemm_flops_per_second * 1e-12);
     text += part;
   }
+  if (ceilings.head_flops_per_second != ceilings.gemm_flops_per_second) {
+    std::snprintf(part, sizeof part, ", of the head %.1f TFLOP/s", ceilings.head_flops_per_second * 1e-12);
+    text += part;
+  }
   for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
     if (seconds <= 0) continue;
     std::snprintf(part, sizeof part, ", all-reduce of %d rows %.1f us", batch, seconds * 1e6);
@@ -31,7 +35,8 @@ std::string describe(const Ceilings& ceilings) {
 
 std::string ceilings_json(const Ceilings& ceilings) {
   nlohmann::json json = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
-                         {"gemm_flops_per_second", ceilings.gemm_flops_per_second}};
+                         {"gemm_flops_per_second", ceilings.gemm_flops_per_second},
+                         {"head_flops_per_second", ceilings.head_flops_per_second}};
   for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
     json["all_reduce_us"][std::to_string(batch)] = seconds * 1e6;
   }
@@ -63,13 +68,16 @@ Result<device::Buffer> random_buffer(StreamTimer& timer, DType dtype, int64_t co
   ASSIGN_OR_RETURN(device::Buffer piece, timer.backend().allocate(piece_bytes, device::MemoryKind::kPinned));
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0.0f, 0.02f);
+  constexpr float kCodeScale = 5000;  // makes the codes of f8_e4m3 fill their range
   for (int64_t i = 0; i < piece_bytes / width; ++i) {
     float value = normal(random);
     BFloat16 as_bf16 = from_float<BFloat16>(value);
     Float16 as_f16 = from_float<Float16>(value);
+    Float8E4M3 as_f8 = to_f8e4m3(value * kCodeScale);
     const void* from = dtype == DType::kF32    ? static_cast<const void*>(&value)
                        : dtype == DType::kBF16 ? static_cast<const void*>(&as_bf16)
-                                               : static_cast<const void*>(&as_f16);
+                       : dtype == DType::kF16  ? static_cast<const void*>(&as_f16)
+                                               : static_cast<const void*>(&as_f8);
     std::memcpy(piece.data() + i * width, from, static_cast<size_t>(width));
   }
   ASSIGN_OR_RETURN(device::Buffer buffer,
@@ -88,9 +96,12 @@ bool is_dense(RankProcess& process) {
          !process.device().ops->takes_weight(tensor->scheme, process.engine().options().dtype);
 }
 
-// The merged gate and up projection of a prompt step.
-Result<double> gemm_flops(RankProcess& process, StreamTimer& timer) {
-  if (!is_dense(process)) return 0.0;
+bool has_f8_layers(RankProcess& process) {
+  return engine::op_state_options(process.checkpoint().config(), process.engine().options()).f8_weights;
+}
+
+// The merged gate and up projection of a prompt step, its weights in `dtype`.
+Result<double> gemm_flops(RankProcess& process, StreamTimer& timer, DType dtype) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   const engine::EngineOptions& options = process.engine().options();
   bool on_cpu = process.device().device.type == DeviceType::kCpu;
@@ -105,13 +116,16 @@ Result<double> gemm_flops(RankProcess& process, StreamTimer& timer) {
                                    .max_tokens = m,
                                    .max_features = std::max(n, k),
                                    .max_sequences = 1,
-                                   .vocab_size = 1}));
-  ASSIGN_OR_RETURN(device::Buffer w, random_buffer(timer, options.dtype, n * k));
+                                   .vocab_size = 1,
+                                   .f8_weights = dtype == DType::kF8E4M3}));
+  ASSIGN_OR_RETURN(device::Buffer w, random_buffer(timer, dtype, n * k));
+  ASSIGN_OR_RETURN(device::Buffer scales, random_buffer(timer, DType::kF32, n));
   ASSIGN_OR_RETURN(device::Buffer x, random_buffer(timer, options.dtype, m * k));
   ASSIGN_OR_RETURN(device::Buffer y,
                    timer.backend().allocate(m * n * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
-  Weight weight{.scheme = scheme_of(options.dtype), .n = n, .k = k};
-  weight.parts[0] = w.view(DType::kU8, {n, k * dtype_bytes(options.dtype)});
+  Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
+  weight.parts[0] = w.view(DType::kU8, {n, k * dtype_bytes(dtype)});
+  if (dtype == DType::kF8E4M3) weight.parts[1] = scales.view(DType::kF32, {n});
   RETURN_IF_ERROR(ops.prepare_weight(*state, timer.stream(), weight));
   kernels::LinearParams params{
       .x = x.view(options.dtype, {m, k}), .weight = weight, .out = y.view(options.dtype, {m, n})};
@@ -145,17 +159,19 @@ Status all_reduces(RankProcess& process,
   return process.world().barrier(Deadline::after_seconds(kMeasureSeconds));
 }
 
-// Multiplications and additions for one token, all layers but the head when `with_head` is false.
-double flops_per_token(RankProcess& process, bool with_head) {
+// Multiplications and additions for one token.
+struct TokenFlops {
+  double layers = 0;
+  double head = 0;
+};
+TokenFlops flops_per_token(RankProcess& process) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   const engine::EngineOptions& options = process.engine().options();
   auto width = static_cast<double>(dtype_bytes(options.dtype));
   double head =
       static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) / options.layout.tp;
-  double bytes = step_weight_bytes(process);
-  bool f8 = engine::op_state_options(config, options).f8_weights;
-  double elements = f8 ? head + (bytes - head * width) : bytes / width;
-  return 2 * (with_head ? elements : elements - head);
+  double layer_bytes = step_weight_bytes(process) - head * width;
+  return {.layers = 2 * (has_f8_layers(process) ? layer_bytes : layer_bytes / width), .head = 2 * head};
 }
 
 // Of these, what a prompt's tokens are spared on this rank (parallel/sampled_rows.h).
@@ -180,7 +196,14 @@ Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& 
       ceilings.read_bytes_per_second,
       process.device().read_bandwidth(
           backend, process.engine().options().threads, static_cast<int64_t>(step_weight_bytes(process))));
-  ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, timer));
+  if (is_dense(process)) {
+    ASSIGN_OR_RETURN(ceilings.head_flops_per_second,
+                     gemm_flops(process, timer, process.engine().options().dtype));
+    ceilings.gemm_flops_per_second = ceilings.head_flops_per_second;
+    if (has_f8_layers(process)) {
+      ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, timer, DType::kF8E4M3));
+    }
+  }
   RETURN_IF_ERROR(all_reduces(process, timer, batches, ceilings));
   return ceilings;
 }
@@ -188,9 +211,12 @@ Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& 
 StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch, int64_t context) {
   engine::RankEngine& engine = process.engine();
   double weights = step_weight_bytes(process) / ceilings.read_bytes_per_second;
-  double products = ceilings.gemm_flops_per_second > 0
-                        ? batch * flops_per_token(process, true) / ceilings.gemm_flops_per_second
-                        : 0;
+  double products = 0;
+  if (ceilings.gemm_flops_per_second > 0) {
+    const TokenFlops flops = flops_per_token(process);
+    products =
+        batch * (flops.layers / ceilings.gemm_flops_per_second + flops.head / ceilings.head_flops_per_second);
+  }
   double kv = engine.memory_plan().kv_bytes_per_token() * batch * static_cast<double>(context) /
               ceilings.read_bytes_per_second;
   StepFloor floor;
@@ -205,7 +231,7 @@ StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch
 
 double prefill_floor(RankProcess& process, const Ceilings& ceilings, int64_t num_tokens) {
   if (ceilings.gemm_flops_per_second == 0) return 0;
-  const double flops = flops_per_token(process, false) - flops_behind_last_attention(process);
+  const double flops = flops_per_token(process).layers - flops_behind_last_attention(process);
   return static_cast<double>(num_tokens) * flops / ceilings.gemm_flops_per_second;
 }
 

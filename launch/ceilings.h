@@ -10,8 +10,10 @@
 namespace llm_dist::launch {
 
 struct Ceilings {
-  double read_bytes_per_second = 0;          // device memory
-  double gemm_flops_per_second = 0;          // on this rank's share of the widest layer; 0: not measured
+  double read_bytes_per_second = 0;  // device memory
+  // On this rank's share of the widest layer, with weights as the layers hold them; 0: not measured.
+  double gemm_flops_per_second = 0;
+  double head_flops_per_second = 0;          // the same with weights as the head holds them
   std::map<int, double> all_reduce_seconds;  // of batch × hidden activations, by batch; 0 in a group of one
 };
 

@@ -63,15 +63,17 @@ struct Rotation {
 };
 
 Result<device::Buffer> copy_of(StreamTimer& timer, Weight& weight) {
+  constexpr int64_t kAlignment = 256;
+  auto aligned = [](int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
   int64_t bytes = 0;
-  for (const Tensor& part : weight.parts) bytes += part ? part.bytes() : 0;
+  for (const Tensor& part : weight.parts) bytes += part ? aligned(part.bytes()) : 0;
   ASSIGN_OR_RETURN(device::Buffer buffer, timer.backend().allocate(bytes, device::MemoryKind::kDevice));
   int64_t at = 0;
   for (Tensor& part : weight.parts) {
     if (!part) continue;
-    timer.stream().copy(buffer.view(DType::kU8, {part.bytes()}, at), part.reshaped({part.bytes()}));
+    timer.stream().copy(buffer.view(part.dtype, {part.numel()}, at), part.reshaped({part.numel()}));
     part.data = buffer.data() + at;
-    at += part.bytes();
+    at += aligned(part.bytes());
   }
   return buffer;
 }

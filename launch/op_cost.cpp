@@ -22,7 +22,8 @@ OpCost cost(const AddParams& p) { return {.bytes = 2 * bytes_of(p.a) + bytes_of(
 OpCost cost(const LinearParams& p) {
   double products = static_cast<double>(p.x.dim(0)) * static_cast<double>(p.weight.n * p.weight.k);
   return {.bytes = bytes_of(p.x) + static_cast<double>(p.weight.bytes()) + bytes_of(p.bias) + bytes_of(p.out),
-          .flops = 2 * products};
+          .flops = 2 * products,
+          .f8_weight = p.weight.scheme == WeightScheme::kF8E4M3};
 }
 OpCost cost(const LinearSiluAndMulParams& p) {
   return cost(LinearParams{.x = p.x, .weight = p.weight, .bias = p.bias, .out = p.out});
@@ -33,8 +34,10 @@ OpCost cost(const RopeAppendParams& p) {
   auto heads = static_cast<double>(p.num_heads + 2 * p.num_kv_heads);
   double kv = bytes_of(p.qkv) * 2 * p.num_kv_heads / heads;
   double q = bytes_of(p.qkv) - kv;
+  double kept =
+      kv * static_cast<double>(dtype_bytes(p.k_cache.dtype)) / static_cast<double>(dtype_bytes(p.qkv.dtype));
   auto table = static_cast<double>(p.qkv.dim(0) * p.cos_sin.dim(1) * dtype_bytes(DType::kF32));
-  return {.bytes = 2 * q + 2 * kv + table + bytes_of(p.positions) + bytes_of(p.kv_slots)};
+  return {.bytes = 2 * q + kv + kept + table + bytes_of(p.positions) + bytes_of(p.kv_slots)};
 }
 OpCost cost(const AttentionPlanParams& p) {
   return {.bytes = bytes_of(p.query_starts) + bytes_of(p.context_lens)};

@@ -8,6 +8,7 @@ namespace llm_dist::launch {
 struct OpCost {
   double bytes = 0;  // every operand once, in the size it is held in; of caches and tables what is looked up
   double flops = 0;  // of matrix products and attention; 0: the op only moves
+  bool f8_weight = false;  // of a product
 };
 
 // Attention is told its lengths by the plan made before it.

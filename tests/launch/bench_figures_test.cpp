@@ -78,6 +78,23 @@ TEST(OpCost, AProductMovesItsWeightAsItIsHeld) {
   EXPECT_EQ(cost.flops, 2.0 * 3 * 128 * 64);
 }
 
+TEST(OpCost, KeysAndValuesAreWrittenAsTheCacheHoldsThem) {
+  for (DType cache : {DType::kBF16, DType::kF8E4M3}) {
+    const kernels::RopeAppendParams rope{.qkv = shaped(DType::kBF16, {3, (4 + 2 * 2) * 16}),
+                                         .positions = shaped(DType::kI32, {3}),
+                                         .kv_slots = shaped(DType::kI32, {3}),
+                                         .cos_sin = shaped(DType::kF32, {128, 16}),
+                                         .k_cache = shaped(cache, {10, 2, 16, 16}),
+                                         .v_cache = shaped(cache, {10, 2, 16, 16}),
+                                         .num_heads = 4,
+                                         .num_kv_heads = 2};
+    const int64_t rotated = 2 * 3 * 4 * 16 * 2;  // Q, there and back
+    const int64_t appended = 3 * 2 * 2 * 16;     // elements of K and V
+    EXPECT_EQ(OpCosts().of(&rope).bytes,
+              rotated + appended * (2 + dtype_bytes(cache)) + 3 * 16 * 4 + 2 * 3 * 4);
+  }
+}
+
 TEST(OpCost, AttentionReadsTheContextsThatItsPlanNames) {
   // A decode with 100 tokens behind it, itself included, and a prompt of 4 in one chunk.
   const std::vector<int32_t> starts = {0, 1, 5};

@@ -135,6 +135,18 @@ class Bench(unittest.TestCase):
         self.assertNotIn("sample", steps["prompt of 64 tokens"])
         self.assertIn("of ceiling", done.stdout)
 
+    def test_kernels_of_linear_layers_in_fp8(self):
+        model = pathlib.Path(__file__).parent.parent / "golden/data/grouped"  # hidden 27, 9 × 16 heads, 50 inner
+        result, _ = self.written(
+            ["bench", "kernels", model, "--quantization", "fp8", "--dtype", "bfloat16", "--batch", 2, "--input-len", 8,
+             "--kv-cache-memory-bytes", 1 << 22], "--save-result", np=1)
+        self.assertGreater(result["ceilings"]["gemm_flops_per_second"], 0)
+        self.assertGreater(result["ceilings"]["head_flops_per_second"], 0)
+        out = next(row for row in result["steps"][0]["rows"] if row["op"] == "linear 27x144")
+        # A byte a weight and four a row; activations in 16 bits.
+        rows = out["rows"]
+        self.assertEqual(out["bytes"], 27 * (144 + 4) + rows * (144 + 27) * 2)
+
 
 if __name__ == "__main__":
     harness.main()
