@@ -8,6 +8,8 @@
 //
 // A block waits for blocks of lower numbers alone. Those are started before it, so that it would see the end
 // of them even where other kernels keep some processors to themselves.
+//
+// Strips may be wide: however few they are, no block is without work.
 #include <algorithm>
 
 #include "kernels/cuda/device/streamed_output.cuh"
@@ -19,12 +21,6 @@ namespace llm_dist::kernels {
 namespace {
 
 using namespace streamed;
-
-constexpr int kWarps = kMultipliers / kWarpSize;
-static_assert(SharedStrips::kSumBytes >= int64_t{SharedStrips::kMostProcessors} * Stages<true, 32>::kBlocks *
-                                             kStripRows * 32 * sizeof(float));
-static_assert(SharedStrips::kFlagBytes >=
-              int64_t{SharedStrips::kMostProcessors} * Stages<true, 32>::kBlocks * kWarps * sizeof(uint32_t));
 
 // Which block works on what. Ranges are numbered in the order of W, blocks the other way round.
 struct Ranges {
@@ -73,27 +69,31 @@ __device__ inline float4 load_from_second_level(const float4* from) {
 
 // A range has at most one strip to leave, its first. A warp's sums go to the same warp of another block, by a
 // flag of their own.
-template <int kTokens>
+template <typename S>
 struct Exchange {
-  static constexpr int kVecs = kTokens / 8;  // of four sums, in a thread
+  static constexpr int kSums = S::kTokens / 2;  // of a thread
+  static constexpr int kVecs = kSums / 4;
+  static constexpr int64_t kMostRanges = int64_t{SharedStrips::kMostProcessors} * S::kBlocks;
+  static_assert(kMostRanges * S::kMultipliers * kSums * sizeof(float) <= SharedStrips::kSumBytes);
+  static_assert(kMostRanges * S::kWarps * sizeof(uint32_t) <= SharedStrips::kFlagBytes);
   const SharedStrips& memory;
   int warp;
 
   __device__ float4* place(int range) const {
-    return reinterpret_cast<float4*>(memory.sums) + range * kVecs * kMultipliers + threadIdx.x;
+    return reinterpret_cast<float4*>(memory.sums) + range * kVecs * S::kMultipliers + threadIdx.x;
   }
-  __device__ uint32_t* flag(int range) const { return memory.flags + range * kWarps + warp; }
+  __device__ uint32_t* flag(int range) const { return memory.flags + range * S::kWarps + warp; }
 
-  __device__ void leave(int range, const float (&sums)[kTokens / 2]) const {
+  __device__ void leave(int range, const float (&sums)[kSums]) const {
     float4* to = place(range);
 #pragma unroll
     for (int i = 0; i < kVecs; ++i)
-      to[i * kMultipliers] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+      to[i * S::kMultipliers] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
     __syncwarp();
     if (threadIdx.x % kWarpSize == 0) raise_flag(flag(range));
   }
   // Adds what ranges [begin, end) leave.
-  __device__ void add_others(int begin, int end, float (&sums)[kTokens / 2]) const {
+  __device__ void add_others(int begin, int end, float (&sums)[kSums]) const {
     for (int range = begin + static_cast<int>(threadIdx.x) % kWarpSize; range < end; range += kWarpSize)
       await_flag(flag(range));
     __syncwarp();
@@ -102,7 +102,7 @@ struct Exchange {
       const float4* from = place(range);
       float4 left[kVecs];
 #pragma unroll
-      for (int i = 0; i < kVecs; ++i) left[i] = load_from_second_level(from + i * kMultipliers);
+      for (int i = 0; i < kVecs; ++i) left[i] = load_from_second_level(from + i * S::kMultipliers);
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         sums[4 * i] += left[i].x;
@@ -115,14 +115,15 @@ struct Exchange {
 };
 
 template <typename T, typename S>
-__global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid_constant__ CUtensorMap w,
-                                                                    const __grid_constant__ CUtensorMap x,
-                                                                    const __grid_constant__ StreamArgs args,
-                                                                    const float* scales,
-                                                                    const T* bias,
-                                                                    void* y,
-                                                                    int strips,
-                                                                    SharedStrips memory) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    even_linear(const __grid_constant__ CUtensorMap w,
+                const __grid_constant__ CUtensorMap x,
+                const __grid_constant__ StreamArgs args,
+                const float* scales,
+                const T* bias,
+                void* y,
+                int strips,
+                SharedStrips memory) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid
   const int end = ranges.begin(range + 1);
   int at = ranges.begin(range);
   const int warp = warp_number();
-  if (warp == kBringer) {
+  if (warp == S::kBringer) {
     if (threadIdx.x % kWarpSize == 0)
       bring_tiles(w, x, args, {at / args.steps, at % args.steps}, end - at, stages);
     __syncwarp();
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid
     return;
   }
   wait_for_previous();
-  const Exchange<S::kTokens> exchange{memory, warp};
+  const Exchange<S> exchange{memory, warp};
   const Output<T> result{args, scales, bias, y};
   Cursor<S::kCount> cursor;
   while (at < end) {
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid
       continue;
     }
     if (!has_last) exchange.add_others(range + 1, ranges.next_from(range, strip_end), sums);
-    result.store_strip(strip, sums);
+    result.store_strip(strip * S::kStripRows, sums);
   }
 #endif
 }
@@ -168,17 +169,19 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) even_linear(const __grid
 cudaError_t launch_even_linear(const TensorMapEncoder& encoder,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
+                               Strips strips,
                                const SharedStrips& shared,
                                int processors,
                                cudaStream_t stream) {
   const StreamCall call{encoder, shape, operands, stream};
-  const int64_t strips = strips_of(shape);
-  return with_stages(shape, [&](auto type, auto stages) {
+  auto launch = [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    const int64_t blocks = std::min<int64_t>(processors * S::kBlocks, strips * steps_of(shape));
-    return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(strips), shared);
-  });
+    const int64_t count = strips_of<S>(shape);
+    const int64_t blocks = std::min<int64_t>(processors * S::kBlocks, count * steps_of<S>(shape));
+    return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(count), shared);
+  };
+  return strips == Strips::kWide ? with_wide_stages(shape, launch) : with_stages(shape, launch);
 }
 
 }  // namespace llm_dist::kernels

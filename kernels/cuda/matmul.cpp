@@ -34,9 +34,15 @@ constexpr int64_t kGatedRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
+// Which division of ours is wanted wherever it can be had, or 0.
+int wanted_division(LinearKernels kernels) {
+  if (kernels == LinearKernels::kEven) return StreamedLinear::kEven;
+  return kernels == LinearKernels::kEvenWide ? StreamedLinear::kEvenWide : 0;
+}
+
 // Where ours are not compared with the library's.
 bool are_ours(LinearKernels kernels) {
-  return kernels == LinearKernels::kOwn || kernels == LinearKernels::kEven;
+  return kernels == LinearKernels::kOwn || wanted_division(kernels) != 0;
 }
 
 // Whatever a choice of kernel depends on besides the shape.
@@ -47,6 +53,7 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+  const int wanted = wanted_division(kernels);
   return format(
       "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}{}",
       device.name,
@@ -56,7 +63,7 @@ Result<std::string> environment(LinearKernels kernels) {
       driver,
       cublasLtGetVersion(),
       kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion),
-      kernels == LinearKernels::kEven ? ", even" : "");
+      wanted == 0 ? "" : format(", division {}", wanted));
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -246,8 +253,8 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
 
 // Likely best first.
 std::vector<int> Matmul::streamed_divisions(const MatmulShape& shape) const {
-  if (kernels_ == LinearKernels::kEven && streamed_.divides(shape, StreamedLinear::kEven))
-    return {StreamedLinear::kEven};
+  const int wanted = wanted_division(kernels_);
+  if (wanted != 0 && streamed_.divides(shape, wanted)) return {wanted};
   return streamed_.divisions(shape);
 }
 

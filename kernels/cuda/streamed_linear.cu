@@ -20,7 +20,10 @@ constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 constexpr int64_t kMostRows = 64;
 // Beyond, widening W costs more than the library's rounding of x.
 constexpr int64_t kMostRowsOfF8 = 32;
-constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
+constexpr int64_t kLeastColumns = 1024;   // of a part, where there is a choice
+constexpr int64_t kLeastRowsOfWide = 17;  // below, x is little beside W
+
+using AnyStages = Stages<false, 8>;  // all that are not wide have the same strips and steps
 
 // What a block does.
 struct Share {
@@ -37,13 +40,14 @@ struct Share {
 };
 
 template <typename T, typename S>
-__global__ void __launch_bounds__(kThreads, S::kBlocks) stream_linear(const __grid_constant__ CUtensorMap w,
-                                                                      const __grid_constant__ CUtensorMap x,
-                                                                      const __grid_constant__ StreamArgs args,
-                                                                      const float* scales,
-                                                                      const T* bias,
-                                                                      void* y,
-                                                                      int parts) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    stream_linear(const __grid_constant__ CUtensorMap w,
+                  const __grid_constant__ CUtensorMap x,
+                  const __grid_constant__ StreamArgs args,
+                  const float* scales,
+                  const T* bias,
+                  void* y,
+                  int parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
@@ -51,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) stream_linear(const __gr
   let_next_start();
   const Share share(args.steps, parts);
   const int warp = warp_number();
-  if (warp == kBringer) {
+  if (warp == S::kBringer) {
     if (threadIdx.x % kWarpSize == 0)
       bring_tiles(w, x, args, {share.strip, share.begin}, share.count(), stages);
     __syncwarp();
@@ -67,19 +71,21 @@ __global__ void __launch_bounds__(kThreads, S::kBlocks) stream_linear(const __gr
   Cursor<S::kCount> cursor;
   add_products(T(), share.count(), stages, cursor, sums);
   const Output<T> result{args, scales, bias, y};
-  if (parts == 1) return result.store_strip(share.strip, sums);
+  const int first_row = share.strip * S::kStripRows;
+  if (parts == 1) return result.store_strip(first_row, sums);
   barrier_of_group(0);  // no stage is read any more
   float2* mine = reinterpret_cast<float2*>(stages.memory) + threadIdx.x;
 #pragma unroll
-  for (int p = 0; p < S::kTokens / 4; ++p) mine[p * kMultipliers] = make_float2(sums[2 * p], sums[2 * p + 1]);
+  for (int p = 0; p < S::kTokens / 4; ++p)
+    mine[p * S::kMultipliers] = make_float2(sums[2 * p], sums[2 * p + 1]);
   meet_cluster();
   const int units = result.units(S::kTokens);
   for (int unit = 0; unit < units; ++unit) {
     if ((warp * units + unit) % parts != share.part) continue;
-    result.store_unit(share.strip, unit, [&](int p) {
+    result.store_unit(first_row, unit, [&](int p) {
       float2 whole = {0, 0};
       for (int block = 0; block < parts; ++block) {
-        const float2 some = load_from_block(mine + p * kMultipliers, block);
+        const float2 some = load_from_block(mine + p * S::kMultipliers, block);
         whole.x += some.x;
         whole.y += some.y;
       }
@@ -97,12 +103,15 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    int parts,
                                    const SharedStrips& shared,
                                    cudaStream_t stream) const {
-  if (parts == kEven) return launch_even_linear(encoder_, shape, operands, shared, processors_, stream);
+  if (parts == kEven || parts == kEvenWide) {
+    const Strips strips = parts == kEven ? Strips::kNarrow : Strips::kWide;
+    return launch_even_linear(encoder_, shape, operands, strips, shared, processors_, stream);
+  }
   const StreamCall call{encoder_, shape, operands, stream};
   return with_stages(shape, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    return launch_streamed<T>(stream_linear<T, S>, stages, call, strips_of(shape) * parts, parts, parts);
+    return launch_streamed<T>(stream_linear<T, S>, stages, call, strips_of<S>(shape) * parts, parts, parts);
   });
 }
 
@@ -117,13 +126,15 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
-  if (parts == kEven) return processors_ <= SharedStrips::kMostProcessors;
+  const bool even = processors_ <= SharedStrips::kMostProcessors;
+  if (parts == kEven) return even;
+  if (parts == kEvenWide) return even && !shape.f8_weight;
   const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
-  return known && parts <= steps_of(shape);
+  return known && parts <= steps_of<AnyStages>(shape);
 }
 
 std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
-  const int64_t strips = strips_of(shape);
+  const int64_t strips = strips_of<AnyStages>(shape);
   const int64_t blocks = processors_ * (shape.f8_weight ? Stages<true, 8>::kBlocks : 1);
   int likely = 1;
   while (likely < kMostParts && 2 * likely * strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
@@ -133,6 +144,7 @@ std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
     if (parts != likely && divides(shape, parts)) found.push_back(parts);
   }
   if (divides(shape, kEven)) found.push_back(kEven);
+  if (shape.m >= kLeastRowsOfWide && divides(shape, kEvenWide)) found.push_back(kEvenWide);
   return found;
 }
 

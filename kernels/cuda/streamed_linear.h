@@ -16,18 +16,20 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
-  static constexpr int kVersion = 6;
+  static constexpr int kVersion = 7;
 
   // In the place of a number of parts: all columns of all strips cut into ranges of the same length
   // (even_linear.cu).
   static constexpr int kEven = 1 << 16;
+  // The same of strips of 128 rows of W, so that x comes from L2 half as often.
+  static constexpr int kEvenWide = 1 << 17;
 
   // For the calling thread's device.
   static Result<StreamedLinear> make();
 
   bool takes(const MatmulShape& shape) const;
   // Into how many parts the columns may be divided, so that more of the device reads, likely best first; then
-  // kEven.
+  // kEven and, where x is not little beside W, kEvenWide.
   std::vector<int> divisions(const MatmulShape& shape) const;
   bool divides(const MatmulShape& shape, int parts) const;
   // `parts`: one of divisions(). `shared`: of the stream.

@@ -88,14 +88,20 @@ constexpr std::array<int64_t, 3> kShapes[] = {{0, 64, 64},
                                               {7, 1536, 576},
                                               {8, 7168, 1024},
                                               {16, 512, 8192},
+                                              {17, 8, 8200},
                                               {31, 40, 2048},
+                                              {32, 72, 1000},
+                                              {33, 3584, 1024},
                                               {64, 1000, 4096},
                                               {65, 1536, 576},
                                               {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
-  for (LinearKernels kernels :
-       {LinearKernels::kFastest, LinearKernels::kLibrary, LinearKernels::kOwn, LinearKernels::kEven}) {
+  for (LinearKernels kernels : {LinearKernels::kFastest,
+                                LinearKernels::kLibrary,
+                                LinearKernels::kOwn,
+                                LinearKernels::kEven,
+                                LinearKernels::kEvenWide}) {
     use_state(kernels);
     for (DType dtype : kActivationTypes) {
       for (auto [m, n, k] : kShapes) {

@@ -23,6 +23,20 @@ class CudaLinear : public CudaLinearTest {
     });
     expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
   }
+  // n odd, the rows of the result one element apart, which is not written.
+  void check_odd(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+    SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
+    const Twin x = random_twin(dtype, {m, k});
+    const Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
+    const Twin bias = random_twin(dtype, {n});
+    const Twin apart = output_twin(wide ? DType::kF32 : dtype, {m, n + 1});
+    const Twin out = apart.cut([&](const Tensor& all) { return all.narrow(1, 0, n); });
+    run_both(&OpTable::linear, [&](auto pick) {
+      return LinearParams{
+          .x = pick(x), .weight = dense_weight(w, pick), .bias = pick(bias), .out = pick(out)};
+    });
+    expect_same(apart, wide ? 2e-4 : 2 * tolerance(dtype));
+  }
   void check_f8(DType dtype, bool wide, int64_t m, int64_t n, int64_t k, Rounds rounds) {
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
     const F8Weight w = f8_weight(n, k);
@@ -97,12 +111,22 @@ TEST_F(CudaLinear, OfFewRowsByOurKernels) {
   }
 }
 
-// Of strips of 64 rows of W and their steps of 128 columns: less than there are blocks, one strip or a few
-// that many blocks share, several to a block, a last strip and a last step that are not whole.
-TEST_F(CudaLinear, OfFewRowsByBlocksWithTheSameWork) {
-  use_state(LinearKernels::kEven);
+// Of strips of 64 rows of W and their steps of 128 columns, or of wide strips, 128 rows and 64 columns: less
+// than there are blocks, one strip or a few that many blocks share, several to a block, a last strip, or half
+// of it, and a last step that are not whole or not there.
+class CudaLinearEven : public CudaLinear, public testing::WithParamInterface<LinearKernels> {
+ protected:
+  void SetUp() override {
+    CudaLinear::SetUp();
+    if (!IsSkipped()) use_state(GetParam());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Of, CudaLinearEven, testing::Values(LinearKernels::kEven, LinearKernels::kEvenWide));
+
+TEST_P(CudaLinearEven, FewRows) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {1, 7, 17, 33, 64}) {
+    for (int64_t m : {1, 7, 17, 32, 33, 64}) {
       for (bool wide : {false, true}) {
         check_linear(dtype, wide, m, 130, 8);
         check_linear(dtype, wide, m, 1000, 40);
@@ -110,18 +134,23 @@ TEST_F(CudaLinear, OfFewRowsByBlocksWithTheSameWork) {
         check_linear(dtype, wide, m, 64, 16384);
         check_linear(dtype, wide, m, 2, 16376);
         check_linear(dtype, wide, m, 190, 8200);
+        check_odd(dtype, wide, m, 1, 16376);
+        check_odd(dtype, wide, m, 129, 72);
+        check_odd(dtype, wide, m, 575, 1000);
       }
+      check_linear(dtype, m % 2 == 0, m, 384, 8192);
       check_linear(dtype, m % 2 == 0, m, 1536, 4096);
     }
-    for (int64_t m : {2, 8, 9, 16, 31, 32, 63}) check_linear(dtype, m % 2 == 0, m, 576, 2048);
+    for (int64_t m : {2, 8, 9, 16, 31, 63}) check_linear(dtype, m % 2 == 0, m, 576, 2048);
     check_linear(dtype, false, 5, 14336, 1024);
-    check_linear(dtype, true, 33, 9000, 576);
+    for (int64_t m : {17, 32, 33, 64}) check_linear(dtype, m % 2 == 1, m, 9000, 576);
     check_linear(dtype, false, 3, 30002, 136);
+    check_linear(dtype, false, 64, 30002, 136);
   }
 }
 
-TEST_F(CudaLinear, F8WeightsOfFewRowsByBlocksWithTheSameWork) {
-  use_state(LinearKernels::kEven);
+// Wide strips are of other weights: those that ask for them get another kernel of ours.
+TEST_P(CudaLinearEven, FewRowsByF8Weights) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 7, 9, 17, 32}) {
       for (bool wide : {false, true}) {
@@ -217,13 +246,17 @@ TEST_F(CudaLinear, F8WeightsByKernelsThatWereTriedOut) {
 // the memory in which blocks pass on sums.
 class CudaLinearChains : public CudaLinear, public testing::WithParamInterface<LinearKernels> {};
 
-INSTANTIATE_TEST_SUITE_P(Of, CudaLinearChains, testing::Values(LinearKernels::kOwn, LinearKernels::kEven));
+INSTANTIATE_TEST_SUITE_P(Of,
+                         CudaLinearChains,
+                         testing::Values(LinearKernels::kOwn,
+                                         LinearKernels::kEven,
+                                         LinearKernels::kEvenWide));
 
 TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
   use_state(GetParam());
   constexpr int64_t kWide = 4096;
   constexpr int64_t kNarrow = 512;
-  for (int64_t m : {1, 4, 40}) {
+  for (int64_t m : {1, 4, 17, 40}) {
     Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
     Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
     Twin start = random_twin(DType::kBF16, {m, kNarrow});

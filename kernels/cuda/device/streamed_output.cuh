@@ -54,11 +54,12 @@ struct Output {
 
   // Of kTokens tokens: what store_unit() takes at a time.
   __device__ int units(int tokens) const { return args.gated ? tokens / 8 : tokens / 4; }
-  // pair_of(p): the sums of a row of W and two tokens; a thread has two rows of eight tokens after eight.
+  // Of a strip, whose rows come before it number `first_row`. pair_of(p): the sums of a row of W and two
+  // tokens; a thread has two rows of eight tokens after eight.
   template <typename PairOf>
-  __device__ void store_unit(int strip, int unit, PairOf&& pair_of) const {
+  __device__ void store_unit(int first_row, int unit, PairOf&& pair_of) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int group = (strip * kStripRows / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
+    const int group = (first_row / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
     const int token = lane % 4 * 2;
     if (args.gated) {
       const int column = group + lane / 4;
@@ -72,13 +73,13 @@ struct Output {
   }
   // All of it, from the sums of one block.
   template <int kSums>
-  __device__ void store_strip(int strip, const float (&sums)[kSums]) const {
+  __device__ void store_strip(int first_row, const float (&sums)[kSums]) const {
     constexpr int kPairs = kSums / 2;
     const int count = units(2 * kSums);
 #pragma unroll
     for (int unit = 0; unit < kPairs; ++unit) {
       if (unit == count) return;
-      store_unit(strip, unit, [&](int p) { return make_float2(sums[2 * p], sums[2 * p + 1]); });
+      store_unit(first_row, unit, [&](int p) { return make_float2(sums[2 * p], sums[2 * p + 1]); });
     }
   }
 };

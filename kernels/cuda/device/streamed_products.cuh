@@ -14,21 +14,24 @@
 namespace llm_dist::kernels::streamed {
 
 // add_products(T, count, stages, cursor, sums): adds the next `count` stages of a strip to sums [64 rows of W
-// × kTokens], laid out as device/wgmma.cuh says, and says of each that it is empty.
-template <typename T, int kTokens>
+// × kTokens] of a warpgroup, laid out as device/wgmma.cuh says, and says of each that it is empty.
+template <typename T, int kTokens, int kWarpgroups>
 __device__ inline void add_products(T,
                                     int count,
-                                    const Stages<false, kTokens>& stages,
-                                    Cursor<Stages<false, kTokens>::kCount>& cursor,
+                                    const Stages<false, kTokens, kWarpgroups>& stages,
+                                    Cursor<Stages<false, kTokens, kWarpgroups>::kCount>& cursor,
                                     float (&sums)[kTokens / 2]) {
+  using S = Stages<false, kTokens, kWarpgroups>;
+  const int group = kWarpgroups == 1 ? 0 : warp_number() / (kGroupThreads / kWarpSize);
+  const bool is_first = static_cast<int>(threadIdx.x) == group * kGroupThreads;
   int behind = -1;  // a stage that products still read
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     barrier_wait(stages.full + cursor.stage, cursor.parity);
     products_begin(sums);
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-      const std::byte* weights = stages.weights(cursor.stage, box);
+    for (int box = 0; box < S::kBoxes; ++box) {
+      const std::byte* weights = stages.weights(cursor.stage, box) + group * kProductRows * kRowBytes;
       const std::byte* x = stages.x(cursor.stage, box);
 #pragma unroll
       for (int k = 0; k < kRowBytes; k += 32)
@@ -36,12 +39,12 @@ __device__ inline void add_products(T,
     }
     products_issued();
     products_done<1>(sums);
-    if (threadIdx.x == 0 && behind >= 0) barrier_arrive(stages.empty + behind);
+    if (is_first && behind >= 0) barrier_arrive(stages.empty + behind);
     behind = cursor.stage;
     cursor.advance();
   }
   products_done<0>(sums);
-  if (threadIdx.x == 0 && behind >= 0) barrier_arrive(stages.empty + behind);
+  if (is_first && behind >= 0) barrier_arrive(stages.empty + behind);
 }
 
 // The same with W in f8_e4m3: a thread fetches the pairs that its registers of A hold, from pieces of 16
@@ -51,7 +54,7 @@ __device__ inline void multiply_f8(int count,
                                    const Stages<true, kTokens>& stages,
                                    Cursor<Stages<true, kTokens>::kCount>& cursor,
                                    float (&sums)[kTokens / 2]) {
-  constexpr int kProducts = kStageColumns / 16;
+  constexpr int kProducts = Stages<true, kTokens>::kColumns / 16;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int row = static_cast<int>(threadIdx.x) / kWarpSize * 16 + lane / 4;  // and the eighth behind it
 #pragma unroll 1

@@ -1,7 +1,10 @@
 // What the kernels share that multiply few rows of x at the speed at which W is read (streamed_linear.cu,
-// even_linear.cu): strips of 64 rows of W, stages in shared memory that hold 128 columns of one and of x, a
+// even_linear.cu): strips of rows of W, stages in shared memory that hold some columns of one and of x, a
 // warp that asks TMA for them, as many ahead as there is memory, and the launch. Of W it asks before the
 // kernel in front has ended: memory has work to do while kernels change.
+//
+// A strip has 64 rows, or 128 for two warpgroups: x comes from L2 again for every strip, for wide ones half
+// as often.
 //
 // A strip of a gated product has eight rows of the gate and the eight of what it lets through in turns, so
 // that a thread gets the sums of both.
@@ -9,25 +12,19 @@
 
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/tma.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/matmul_shape.h"
 #include "kernels/cuda/tensor_map.h"
 
 namespace llm_dist::kernels::streamed {
 
-constexpr int kStripRows = 64;  // of W: what one product takes
-constexpr int kMultipliers = 128;
-constexpr int kThreads = kMultipliers + kWarpSize;
-constexpr int kRowBytes = 128;  // TMA's widest swizzle
-constexpr int kBoxColumns = kRowBytes / 2;
-constexpr int kBoxes = 2;  // of 16-bit elements, side by side in a stage
-constexpr int kStageColumns = kBoxes * kBoxColumns;
-static_assert(kStageColumns == kRowBytes);            // one box of 8-bit elements
-constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
-constexpr int kMostSharedBytes = 220 << 10;           // of a processor
-constexpr int kTileAlignment = 1024;                  // of TMA's swizzle
-constexpr int kGroupRows = 8;                         // of W, side by side in a gated strip
-constexpr int kGroups = kStripRows / (2 * kGroupRows);
+constexpr int kProductRows = 64;             // of W: what one product takes
+constexpr int kRowBytes = 128;               // TMA's widest swizzle
+constexpr int kBoxColumns = kRowBytes / 2;   // of 16-bit elements
+constexpr int kMostSharedBytes = 220 << 10;  // of a processor
+constexpr int kTileAlignment = 1024;         // of TMA's swizzle
+constexpr int kGroupRows = 8;                // of W, side by side in a gated strip
 constexpr int kFewTokens = 16;
 #ifdef LLM_DIST_SM90A
 constexpr bool kCompiled = true;
@@ -44,14 +41,28 @@ struct StreamArgs {
   bool gated = false;
 };
 
-// kF8: of W; else it has the elements of x. kTokens: columns of the product.
-template <bool kF8, int kTokens_>
+// kF8: of W; else it has the elements of x. kTokens: columns of the product. kWarpgroups: that multiply, each
+// its rows of a strip.
+template <bool kF8, int kTokens_, int kWarpgroups_ = 1>
 struct Stages {
   static constexpr int kTokens = kTokens_;
+  static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr int kStripRows = kWarpgroups * kProductRows;
+  static constexpr int kGroups = kStripRows / (2 * kGroupRows);
+  static constexpr int kMultipliers = kWarpgroups * kGroupThreads;
+  static constexpr int kWarps = kMultipliers / kWarpSize;
+  static constexpr int kBringer = kWarps;  // the warp behind those asks for tiles
+  static constexpr int kThreads = kMultipliers + kWarpSize;
   static constexpr int kBlocks = kF8 ? 2 : 1;  // of a processor
+  // Of 16-bit elements, side by side in a stage. One where a strip is wide: what was multiplied waits for the
+  // next stage before it is asked for again, so that large ones leave much of the memory idle.
+  static constexpr int kBoxes = 2 / kWarpgroups;
+  static constexpr int kColumns = kBoxes * kBoxColumns;
+  static_assert(!kF8 || kColumns == kRowBytes);  // one box of 8-bit elements
   static constexpr int kWeightBoxes = kF8 ? 1 : kBoxes;
-  static constexpr int kWeightColumns = kStageColumns / kWeightBoxes;  // of a box
-  static constexpr int kReaders = kF8 ? kMultipliers / kWarpSize : 1;  // who say that a stage is empty
+  static constexpr int kWeightColumns = kColumns / kWeightBoxes;  // of a box
+  static constexpr int kWeightBytes = kStripRows * kRowBytes;     // of a box
+  static constexpr int kReaders = kF8 ? kWarps : kWarpgroups;     // who say that a stage is empty
   static constexpr int kXBytes = kTokens * kRowBytes;
   static constexpr int kBytes = kWeightBoxes * kWeightBytes + kBoxes * kXBytes;
   static constexpr int kCount = (kMostSharedBytes / kBlocks - kTileAlignment) / kBytes;
@@ -112,16 +123,16 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
       const int column = (place.step * S::kWeightBoxes + box) * S::kWeightColumns;
       std::byte* to = stages.weights(stage, box);
       if (args.gated) {
-        load_box_4d(to, w, column, 0, 0, place.strip * kGroups, stages.full + stage, once);
+        load_box_4d(to, w, column, 0, 0, place.strip * S::kGroups, stages.full + stage, once);
       } else {
-        load_box(to, w, column, place.strip * kStripRows, stages.full + stage, once);
+        load_box(to, w, column, place.strip * S::kStripRows, stages.full + stage, once);
       }
     }
   };
   auto load_x = [&](const Place& place, int stage) {
 #pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-      const int column = (place.step * kBoxes + box) * kBoxColumns;
+    for (int box = 0; box < S::kBoxes; ++box) {
+      const int column = (place.step * S::kBoxes + box) * kBoxColumns;
       load_box(stages.x(stage, box), x, column, 0, stages.full + stage, often);
     }
   };
@@ -152,9 +163,9 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
 __device__ inline int warp_number() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpSize, 0);
 }
-constexpr int kBringer = kMultipliers / kWarpSize;  // the warp that asks for tiles
 
-// Calls run(T(), Stages()) with what a shape takes.
+// with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_wide_stages(shape, run):
+// with wide strips, which are of weights in 16 bits alone.
 template <bool kF8, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
   if (rows <= 8) return run(type, Stages<kF8, 8>());
@@ -166,16 +177,32 @@ cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
   }
 }
 template <typename Run>
+cudaError_t with_type(const MatmulShape& shape, Run&& run) {
+  return shape.in == DType::kBF16 ? run(__nv_bfloat16()) : run(__half());
+}
+template <typename Run>
 cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
-  auto with_type = [&](auto type) {
+  return with_type(shape, [&](auto type) {
     return shape.f8_weight ? with_stages_of<true>(type, shape.m, run)
                            : with_stages_of<false>(type, shape.m, run);
-  };
-  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+  });
+}
+template <typename Run>
+cudaError_t with_wide_stages(const MatmulShape& shape, Run&& run) {
+  return with_type(shape, [&](auto type) {
+    if (shape.m <= 16) return run(type, Stages<false, 16, 2>());
+    return shape.m <= 32 ? run(type, Stages<false, 32, 2>()) : run(type, Stages<false, 64, 2>());
+  });
 }
 
-inline int64_t strips_of(const MatmulShape& shape) { return ceil_div(shape.n, kStripRows); }
-inline int64_t steps_of(const MatmulShape& shape) { return ceil_div(shape.k, kStageColumns); }
+template <typename S>
+int64_t strips_of(const MatmulShape& shape) {
+  return ceil_div(shape.n, S::kStripRows);
+}
+template <typename S>
+int64_t steps_of(const MatmulShape& shape) {
+  return ceil_div(shape.k, S::kColumns);
+}
 
 // Rows of `stride` elements, read in boxes of kRowBytes and `box_rows` rows.
 inline TensorMapShape rows_of(
@@ -188,16 +215,16 @@ inline TensorMapShape rows_of(
           .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), box_rows}};
 }
 
-// W of a gated product as [groups of eight rows, gate or not, row of the group, column], read in boxes of a
-// strip.
-inline TensorMapShape gated_rows_of(DType dtype, const void* data, const MatmulShape& shape) {
+// W of a gated product as [groups of eight rows, gate or not, row of the group, column], read in boxes of
+// `box_groups` of the gate and the same of what they let through.
+inline TensorMapShape gated_rows_of(DType dtype, const void* data, const MatmulShape& shape, int box_groups) {
   const int64_t half = shape.n / 2;
   return {.dtype = dtype,
           .data = data,
           .dimensions = 4,
           .sizes = {shape.k, kGroupRows, 2, half / kGroupRows},
           .strides = {shape.k, half * shape.k, kGroupRows * shape.k},
-          .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), kGroupRows, 2, kGroups}};
+          .box = {static_cast<int>(kRowBytes / dtype_bytes(dtype)), kGroupRows, 2, box_groups}};
 }
 
 struct StreamCall {
@@ -220,7 +247,7 @@ cudaError_t launch_streamed(
   const MatmulOperands& operands = call.operands;
   const StreamArgs args{.rows = static_cast<int>(shape.m),
                         .columns = static_cast<int>(shape.columns()),
-                        .steps = static_cast<int>(steps_of(shape)),
+                        .steps = static_cast<int>(steps_of<S>(shape)),
                         .y_stride = shape.y_stride,
                         .floats = shape.out == DType::kF32,
                         .gated = shape.gated};
@@ -228,8 +255,8 @@ cudaError_t launch_streamed(
   CUtensorMap w;
   CUtensorMap x;
   cudaError_t error =
-      call.encoder.encode(shape.gated ? gated_rows_of(weight, operands.w, shape)
-                                      : rows_of(weight, operands.w, shape.k, shape.n, shape.k, kStripRows),
+      call.encoder.encode(shape.gated ? gated_rows_of(weight, operands.w, shape, S::kGroups)
+                                      : rows_of(weight, operands.w, shape.k, shape.n, shape.k, S::kStripRows),
                           w);
   if (error == cudaSuccess)
     error =
@@ -239,7 +266,7 @@ cudaError_t launch_streamed(
   if (error != cudaSuccess) return error;
   const OverlappedLaunch launch{
       .grid = dim3(static_cast<unsigned>(blocks)),
-      .threads = kThreads,
+      .threads = S::kThreads,
       .stream = call.stream,
       .shared_bytes = S::kSharedBytes,
       .cluster_blocks = cluster_blocks,
