@@ -1,9 +1,10 @@
 // Causal attention of prompts over a paged cache with the products of warpgroups (Shah et al. 2024,
 // "FlashAttention-3"). A block has 128 rows of one kv head's group, 64 for each of two warpgroups, and walks
 // from the last keys that its rows see to the first, a tile of 128 at a time. A third warpgroup brings the
-// tiles: one warp of it asks TMA for them, or, where the cache holds codes, all four widen them. While one
-// tile's keys are scored and weighed, the tile before it is still being added up; and one warpgroup weighs
-// while the other one multiplies.
+// tiles: one warp of it asks TMA for them, for all blocks of a tile at once where these follow each other in
+// the cache, or, where the cache holds codes, all four widen them. While one tile's keys are scored and
+// weighed, the tile before it is still being added up; and one warpgroup weighs while the other one
+// multiplies.
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/prompt_tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
@@ -375,9 +376,13 @@ cudaError_t HopperPrompts::launch(const PagedAttentionArgs& args,
         cache.to_string());
   KeyPages pages{.keys = 16,
                  .block_stride = static_cast<int>(cache.stride(0) / kEightKeys),
-                 .head_stride = static_cast<int>(cache.stride(1) / kEightKeys)};
+                 .head_stride = static_cast<int>(cache.stride(1) / kEightKeys),
+                 .runs = false};
   constexpr int kMostKeys = M::kCodes ? M::kWidenerKeys : kTileKeys;
   while (pages.keys < kMostKeys && args.block_size % (2 * pages.keys) == 0) pages.keys *= 2;
+  const int run_blocks = kTileKeys / pages.keys;
+  // Only whole blocks stand one after the other in a box; and the box is no larger than the cache.
+  pages.runs = !M::kCodes && run_blocks > 1 && pages.keys == args.block_size && cache.dim(0) >= run_blocks;
   PromptCache<Kv> k_cache{};
   PromptCache<Kv> v_cache{};
   cudaError_t error = cudaSuccess;
@@ -385,21 +390,26 @@ cudaError_t HopperPrompts::launch(const PagedAttentionArgs& args,
     k_cache = static_cast<const Kv*>(params.k_cache.data);
     v_cache = static_cast<const Kv*>(params.v_cache.data);
   } else {
-    auto map_of = [&](const Tensor& keys, CUtensorMap& map) {
-      return encoder_.encode(
-          {.dtype = keys.dtype,
-           .data = keys.data,
-           .dimensions = 4,
-           .sizes = {64,
-                     8,
-                     kHeadDim / 64,
-                     (keys.dim(0) - 1) * pages.block_stride + keys.dim(1) * pages.head_stride},
-           .strides = {kHeadDim, 64, kEightKeys},
-           .box = {64, 8, kHeadDim / 64, pages.keys / 8}},
-          map);
+    auto add_map = [&](const Tensor& keys, int blocks, CUtensorMap& map) {
+      if (error != cudaSuccess) return;
+      error = encoder_.encode({.dtype = keys.dtype,
+                               .data = keys.data,
+                               .dimensions = 5,
+                               .sizes = {64,
+                                         8,
+                                         kHeadDim / 64,
+                                         (keys.dim(1) - 1) * pages.head_stride + args.block_size / 8,
+                                         keys.dim(0)},
+                               .strides = {kHeadDim, 64, kEightKeys, keys.stride(0)},
+                               .box = {64, 8, kHeadDim / 64, pages.keys / 8, blocks}},
+                              map);
     };
-    error = map_of(params.k_cache, k_cache);
-    if (error == cudaSuccess) error = map_of(params.v_cache, v_cache);
+    add_map(params.k_cache, 1, k_cache.pages);
+    add_map(params.v_cache, 1, v_cache.pages);
+    if (pages.runs) {
+      add_map(params.k_cache, run_blocks, k_cache.runs);
+      add_map(params.v_cache, run_blocks, v_cache.runs);
+    }
   }
   constexpr int kBytes = M::kBytes + 1024;
   static_assert(kBytes + 1024 <= 227 << 10);  // with the barriers, what a block can have

@@ -25,14 +25,14 @@ cudaError_t TensorMapEncoder::find() {
 }
 
 cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& map) const {
-  cuuint64_t sizes[4] = {};
-  cuuint64_t strides[3] = {};  // in bytes
-  cuuint32_t box[4] = {};
-  const cuuint32_t every[4] = {1, 1, 1, 1};
-  for (size_t i = 0; i < 4; ++i) {
+  cuuint64_t sizes[5] = {};
+  cuuint64_t strides[4] = {};  // in bytes
+  cuuint32_t box[5] = {};
+  const cuuint32_t every[5] = {1, 1, 1, 1, 1};
+  for (size_t i = 0; i < 5; ++i) {
     sizes[i] = static_cast<cuuint64_t>(shape.sizes[i]);
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
-    if (i < 3) strides[i] = static_cast<cuuint64_t>(shape.strides[i] * dtype_bytes(shape.dtype));
+    if (i < 4) strides[i] = static_cast<cuuint64_t>(shape.strides[i] * dtype_bytes(shape.dtype));
   }
   const CUresult result =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_)(&map,

@@ -16,9 +16,9 @@ struct TensorMapShape {
   DType dtype = DType::kBF16;
   const void* data = nullptr;
   int dimensions = 2;
-  std::array<int64_t, 4> sizes{};
-  std::array<int64_t, 3> strides{};  // of all but the first dimension
-  std::array<int, 4> box{};
+  std::array<int64_t, 5> sizes{};
+  std::array<int64_t, 4> strides{};  // of all but the first dimension
+  std::array<int, 5> box{};
 };
 
 class TensorMapEncoder {

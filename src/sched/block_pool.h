@@ -30,8 +30,9 @@ class BlockPool {
   int32_t num_free() const { return num_free_; }
   int32_t ref_count(int32_t block) const;
 
-  // A block with one reference; kNone when none is free. Blocks without known content go first, then the
-  // hashed block that was released longest ago, whose content is forgotten.
+  // A block with one reference; kNone when none is free. Blocks without known content go first: what was
+  // released, the last first, then what was never used, ascending. Then the hashed block that was released
+  // longest ago, whose content is forgotten.
   int32_t allocate();
   // One reference more; a free (but hashed) block is taken off the free list.
   void retain(int32_t block);

@@ -1,6 +1,7 @@
 #include "src/sched/scheduler.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "src/base/check.h"
 
@@ -403,7 +404,9 @@ void Scheduler::leave_unstarted(Sequence& sequence) {
 void Scheduler::give_back(Sequence& sequence) {
   const std::span<const int32_t> blocks = mirror_.blocks(sequence.slot);
   CHECK_EQ(static_cast<int32_t>(blocks.size()), sequence.num_blocks);
-  for (const int32_t block : blocks) pool_.release(block);
+  // The first is then the next to be allocated, and the others behind it: blocks that follow each other are
+  // copied at once in attention.
+  for (const int32_t block : std::views::reverse(blocks)) pool_.release(block);
   draining_blocks_ -= sequence.num_blocks;
   used_kv_tokens_ -= sequence.computed_ahead;
   uint64_t& last_sample = slot_sample_step_[static_cast<size_t>(sequence.slot)];

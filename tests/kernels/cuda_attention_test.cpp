@@ -8,6 +8,37 @@ struct Batch {
   std::vector<int32_t> queries, contexts;
 };
 
+// Where a batch's blocks stand in the cache: each sequence has its part of a list of all of them, which is
+enum class BlockOrder {
+  kShuffled,
+  kAscending,  // from the cache's first block to its last
+  kRotated,    // the same from the fourth on: behind the cache's last block comes its first
+  kDescending,
+  kInterleaved,  // every second block, then the others
+  kSwapped,      // ascending, but neighbours have changed places here and there in a tile
+};
+
+std::vector<double> blocks_in(BlockOrder order, int64_t count, std::mt19937_64& random) {
+  std::vector<double> blocks(static_cast<size_t>(count));
+  std::iota(blocks.begin(), blocks.end(), 0.0);
+  switch (order) {
+    case BlockOrder::kShuffled: std::shuffle(blocks.begin(), blocks.end(), random); break;
+    case BlockOrder::kAscending: break;
+    case BlockOrder::kRotated:
+      std::rotate(blocks.begin(), blocks.begin() + std::min<int64_t>(3, count), blocks.end());
+      break;
+    case BlockOrder::kDescending: std::reverse(blocks.begin(), blocks.end()); break;
+    case BlockOrder::kInterleaved:
+      std::stable_partition(
+          blocks.begin(), blocks.end(), [](double block) { return std::fmod(block, 2) == 0; });
+      break;
+    case BlockOrder::kSwapped:
+      for (size_t i = 6; i < blocks.size(); i += 21) std::swap(blocks[i - 1], blocks[i]);
+      break;
+  }
+  return blocks;
+}
+
 // Of random elements, one standard deviation.
 struct Scales {
   double q = 1, k = 1, v = 1;
@@ -46,9 +77,7 @@ class CudaAttention : public CudaOpTest {
     }
     const auto sequences = static_cast<int64_t>(batch.queries.size());
     const int64_t num_blocks = most_blocks * sequences;
-    std::vector<double> blocks(static_cast<size_t>(num_blocks));
-    std::iota(blocks.begin(), blocks.end(), 0.0);
-    std::shuffle(blocks.begin(), blocks.end(), random_);
+    const std::vector<double> blocks = blocks_in(block_order_, num_blocks, random_);
     const int64_t width = heads.q * heads.dim;
     Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim}, scales.q);
     Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
@@ -97,13 +126,14 @@ class CudaAttention : public CudaOpTest {
                              .num_kv_heads = heads.kv,
                              .scale = 1 / std::sqrt(static_cast<float>(heads.dim))};
     });
-    SCOPED_TRACE(format("{} over {}, heads {}/{} × {}, blocks of {}",
+    SCOPED_TRACE(format("{} over {}, heads {}/{} × {}, blocks of {}, in order {}",
                         dtype,
                         kv_dtype,
                         heads.q,
                         heads.kv,
                         heads.dim,
-                        block_size));
+                        block_size,
+                        static_cast<int>(block_order_)));
     expect_same(out, scales.v * (dtype == DType::kF32 ? 1e-4 : 2 * tolerance(dtype)));
     return download(out);
   }
@@ -119,6 +149,8 @@ class CudaAttention : public CudaOpTest {
     gpu_state_.swap(portable_state_);
     return own != portable;
   }
+
+  BlockOrder block_order_ = BlockOrder::kShuffled;
 
  private:
   // NaN in the keys of a block from `first` on, on the GPU: the CPU's op looks at no such key.
@@ -167,6 +199,26 @@ TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
       for (const Batch& batch : batches) {
         compare(dtype, heads, batch, block_size);
         block_size = block_size == 256 ? 16 : 2 * block_size;
+      }
+    }
+  }
+}
+
+// One copy may bring the blocks of a tile where they follow each other: of some tiles, up to the cache's last
+// block, behind contexts that end inside a tile or its last block, and in a cache smaller than a tile. Blocks
+// of 48 keys do not fill tiles.
+TEST_F(CudaAttention, PromptsMatchTheCpuWhereverTheirBlocksStand) {
+  const Batch batches[] = {{{40, 5, 130}, {300, 129, 1024}}, {{100, 64}, {128, 1017}}, {{50}, {50}}};
+  for (BlockOrder order : {BlockOrder::kAscending,
+                           BlockOrder::kRotated,
+                           BlockOrder::kDescending,
+                           BlockOrder::kInterleaved,
+                           BlockOrder::kSwapped}) {
+    block_order_ = order;
+    for (int64_t block_size : {16, 32, 48, 64}) {
+      for (const Batch& batch : batches) {
+        compare_state(DType::kF16, DType::kF16, {8, 2, 64}, batch, block_size);
+        compare_state(DType::kBF16, DType::kBF16, {8, 2, 128}, batch, block_size);
       }
     }
   }

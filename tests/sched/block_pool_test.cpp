@@ -23,6 +23,13 @@ TEST(BlockPool, GivesEachBlockOnceAndThenNone) {
   EXPECT_EQ(pool.allocate(), 3);
 }
 
+TEST(BlockPool, BlocksAscendAndTheLastReleasedComesFirst) {
+  BlockPool pool(6);
+  for (int32_t block = 0; block < 4; ++block) EXPECT_EQ(pool.allocate(), block);
+  for (const int32_t block : {2, 1, 0}) pool.release(block);
+  for (const int32_t block : {0, 1, 2, 4, 5}) EXPECT_EQ(pool.allocate(), block);
+}
+
 TEST(BlockPool, SharedBlockIsFreeAfterItsLastReference) {
   BlockPool pool(1);
   const int32_t block = pool.allocate();

@@ -192,6 +192,17 @@ TEST(Scheduler, EndTokenDropsTheTokenInFlightAndKeepsTheSlotUntilItRetires) {
   EXPECT_EQ(bench.plan.starts[0].slot, slot);
 }
 
+TEST(Scheduler, BlocksThatASequenceGivesBackAscendInTheNext) {
+  Bench bench(small_options());
+  const std::vector<int32_t> blocks = {0, 1, 2, 3, 4};
+  for (SequenceId id : {1, 2}) {
+    bench.add(id, 20, 1);
+    ASSERT_TRUE(bench.schedule());
+    EXPECT_EQ(bench.plan.blocks, blocks);
+    bench.retire();
+  }
+}
+
 TEST(Scheduler, EndTokensBeforeMinTokensDoNotEnd) {
   Bench bench(small_options());
   SequenceRequest request = request_of(1, 4, 20);

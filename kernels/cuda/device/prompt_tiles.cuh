@@ -24,8 +24,9 @@ inline constexpr int kRowBytes = 128;  // TMA's widest swizzle: 64 dimensions
 static_assert(kGroupRows == 64);       // what one product takes
 
 // Queries stand as parts of 64 dimensions, each of rows of 128 bytes; keys and values as groups of eight
-// rows, each of as many parts: so one copy brings all that stands side by side in a block of the cache. TMA
-// permutes the 16-byte pieces of a row, and so does who writes them otherwise. Codes stand as in the cache.
+// rows, each of as many parts: so one copy brings all that stands side by side in a block of the cache, and
+// in the blocks behind it. TMA permutes the 16-byte pieces of a row, and so does who writes them otherwise.
+// Codes stand as in the cache.
 template <typename Kv, int kHeadDim>
 struct PromptMemory {
   static constexpr bool kCodes = std::is_same_v<Kv, __nv_fp8_e4m3>;
@@ -64,15 +65,23 @@ struct PromptBarriers {
   uint64_t empty_values[kValueStages];
 };
 
+// What TMA is told of a cache, [blocks, eight keys after eight keys of a block, parts, 8, 64]: with boxes of
+// a page, and with boxes of a tile whose pages are blocks that follow each other.
+struct PromptMaps {
+  CUtensorMap pages;
+  CUtensorMap runs;
+};
+
 // A cache as tiles are brought from it.
 template <typename Kv>
-using PromptCache = std::conditional_t<std::is_same_v<Kv, __nv_fp8_e4m3>, const __nv_fp8_e4m3*, CUtensorMap>;
+using PromptCache = std::conditional_t<std::is_same_v<Kv, __nv_fp8_e4m3>, const __nv_fp8_e4m3*, PromptMaps>;
 
 // The caches as the copies see them: eight keys of a head after eight keys, which the strides count.
 struct KeyPages {
   int keys;  // of a page, which is what one copy brings: 16 to those of a tile, or of a warp that widens
   int block_stride;
   int head_stride;
+  bool runs;  // there are maps of them
 };
 
 // What a block brings: of one kv head, the keys of a sequence below `end`.
@@ -91,17 +100,20 @@ struct BroughtKeys {
     const int key = tile * kTileKeys + first;
     return tile >= 0 && first < limit && key < end ? table[key / args.block_size] : -1;
   }
-  // That page's first eight keys.
+  // That page's first eight keys: of its block, and of the cache.
+  __device__ int eight_keys(int tile, int first) const {
+    return kv_head * pages.head_stride + (tile * kTileKeys + first) % args.block_size / 8;
+  }
   __device__ int eight_keys(int tile, int first, int block) const {
-    return block * pages.block_stride + kv_head * pages.head_stride +
-           (tile * kTileKeys + first) % args.block_size / 8;
+    return block * pages.block_stride + eight_keys(tile, first);
   }
 };
 
-// A warp calls it. A lane brings a page.
+// A warp calls it. A lane brings a page, or the first one a whole tile: a copy costs the more the less it
+// brings.
 template <typename T, int kHeadDim>
-__device__ inline void bring_tiles(const CUtensorMap& k_map,
-                                   const CUtensorMap& v_map,
+__device__ inline void bring_tiles(const PromptMaps& k_maps,
+                                   const PromptMaps& v_maps,
                                    const BroughtKeys& keys,
                                    const PromptMemory<T, kHeadDim>& memory,
                                    PromptBarriers& barriers) {
@@ -119,22 +131,29 @@ __device__ inline void bring_tiles(const CUtensorMap& k_map,
 #pragma unroll 1
   for (int tile = count - 1; tile >= 0; --tile) {
     const int next = block_of(tile - 1);
-    const int eight_keys = keys.eight_keys(tile, first, block);
+    // Every page's block is there, and follows the one before.
+    const int first_block = __shfl_sync(0xffffffffu, block, 0);
+    const bool run =
+        __all_sync(0xffffffffu, keys.pages.runs && (first >= kTileKeys || block == first_block + lane));
+    const bool asks = run ? lane == 0 : block >= 0;
+    const int eight_keys = keys.eight_keys(tile, first);
     const int num_pages = (min(kTileKeys, keys.end - tile * kTileKeys) + page_keys - 1) / page_keys;
     const auto bytes = static_cast<uint32_t>(num_pages * page_keys / 8 * M::kEightKeys);
     auto bring =
-        [&](const CUtensorMap& map, std::byte* to, uint64_t* full, uint64_t* empty, uint32_t parity) {
+        [&](const PromptMaps& maps, std::byte* to, uint64_t* full, uint64_t* empty, uint32_t parity) {
           barrier_wait(empty, parity ^ 1);
           if (lane == 0) barrier_arrive_expecting(full, bytes);
           __syncwarp();
-          if (block >= 0) load_box_4d(to + first / 8 * M::kEightKeys, map, 0, 0, 0, eight_keys, full, policy);
+          if (!asks) return;
+          const CUtensorMap& map = run ? maps.runs : maps.pages;
+          load_box_5d(to + first / 8 * M::kEightKeys, map, 0, 0, 0, eight_keys, block, full, policy);
         };
-    bring(k_map,
+    bring(k_maps,
           memory.keys(key_cursor.stage),
           barriers.full_keys + key_cursor.stage,
           barriers.empty_keys + key_cursor.stage,
           key_cursor.parity);
-    bring(v_map,
+    bring(v_maps,
           memory.values(value_cursor.stage),
           barriers.full_values + value_cursor.stage,
           barriers.empty_values + value_cursor.stage,

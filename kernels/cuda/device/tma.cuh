@@ -116,6 +116,29 @@ __device__ inline void load_box_4d(
       "l"(policy)
       : "memory");
 }
+// With five.
+__device__ inline void load_box_5d(void* to,
+                                   const CUtensorMap& map,
+                                   int c0,
+                                   int c1,
+                                   int c2,
+                                   int c3,
+                                   int c4,
+                                   uint64_t* barrier,
+                                   uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
+      "l"(&map),
+      "r"(c0),
+      "r"(c1),
+      "r"(c2),
+      "r"(c3),
+      "r"(c4),
+      "r"(shared_address(barrier)),
+      "l"(policy)
+      : "memory");
+}
 // Starts the copy of `bytes` bytes, a multiple of 16 like both addresses; they arrive at `barrier`.
 __device__ inline void load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
