@@ -1,6 +1,7 @@
 // What the CUDA ops of one rank keep: workspaces, allocated once, and cuBLASLt's handle with its plans.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "kernels/cuda/attention_plan.h"
@@ -15,7 +16,7 @@ class CudaOpState : public OpState {
  public:
   // What cuBLASLt wants for its largest tiles on Hopper.
   static constexpr int64_t kMatmulBytes = int64_t{32} << 20;
-  static_assert(kMatmulBytes >= SharedStrips::kSumBytes);
+  static_assert(kMatmulBytes >= StreamMemory::kSumBytes);
   // Partial results of attention that was split along the context.
   static constexpr int64_t kAttentionBytes = int64_t{16} << 20;
 
@@ -50,16 +51,19 @@ class CudaOpState : public OpState {
         hopper_prompts_(HopperPrompts::make(options.attention)) {}
 
   static constexpr int64_t kAlignment = 256;
-  static constexpr int64_t kChainAt = kMatmulBytes + kAttentionBytes + SharedStrips::kFlagBytes;
+  static constexpr int64_t kChainAt = kMatmulBytes + kAttentionBytes + StreamMemory::kFlagBytes;
   static constexpr int64_t kFixedBytes = kChainAt + RowChain::kMemoryBytes;
   static_assert(kFixedBytes % kAlignment == 0);
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   // Of activations in f8_e4m3.
+  static int64_t code_rows(const OpStateOptions& options) {
+    return std::max(options.max_tokens, StreamMemory::kMostCodeRows);
+  }
   static int64_t code_bytes(const OpStateOptions& options) {
-    return options.f8_weights ? aligned(options.max_tokens * options.max_features) : 0;
+    return options.f8_weights ? aligned(code_rows(options) * options.max_features) : 0;
   }
   static int64_t code_scale_bytes(const OpStateOptions& options) {
-    return options.f8_weights ? aligned(options.max_tokens * int64_t{sizeof(float)}) : 0;
+    return options.f8_weights ? aligned(code_rows(options) * int64_t{sizeof(float)}) : 0;
   }
   static MatmulMemory matmul_memory(const OpStateOptions& options, std::byte* memory);
 

@@ -73,10 +73,10 @@ template <typename S>
 struct Exchange {
   static constexpr int kSums = S::kTokens / 2;  // of a thread
   static constexpr int kVecs = kSums / 4;
-  static constexpr int64_t kMostRanges = int64_t{SharedStrips::kMostProcessors} * S::kBlocks;
-  static_assert(kMostRanges * S::kMultipliers * kSums * sizeof(float) <= SharedStrips::kSumBytes);
-  static_assert(kMostRanges * S::kWarps * sizeof(uint32_t) <= SharedStrips::kFlagBytes);
-  const SharedStrips& memory;
+  static constexpr int64_t kMostRanges = int64_t{StreamMemory::kMostProcessors} * S::kBlocks;
+  static_assert(kMostRanges * S::kMultipliers * kSums * sizeof(float) <= StreamMemory::kSumBytes);
+  static_assert(kMostRanges * S::kWarps * sizeof(uint32_t) <= StreamMemory::kFlagBytes);
+  const StreamMemory& memory;
   int warp;
 
   __device__ float4* place(int range) const {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                 const T* bias,
                 void* y,
                 int strips,
-                SharedStrips memory) {
+                StreamMemory memory) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
@@ -170,16 +170,16 @@ cudaError_t launch_even_linear(const TensorMapEncoder& encoder,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
                                Strips strips,
-                               const SharedStrips& shared,
+                               const StreamMemory& memory,
                                int processors,
                                cudaStream_t stream) {
-  const StreamCall call{encoder, shape, operands, stream};
+  const StreamCall call{encoder, shape, operands, memory, stream};
   auto launch = [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
     const int64_t count = strips_of<S>(shape);
     const int64_t blocks = std::min<int64_t>(processors * S::kBlocks, count * steps_of<S>(shape));
-    return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(count), shared);
+    return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(count), memory);
   };
   return strips == Strips::kWide ? with_wide_stages(shape, launch) : with_stages(shape, launch);
 }

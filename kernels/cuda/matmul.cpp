@@ -281,8 +281,11 @@ Status Matmul::issue(const Plan& plan,
   if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
     return issue_then_gate(plan, shape, candidate, operands, stream);
   if (candidate.parts > 0) {
-    const SharedStrips shared{.sums = static_cast<float*>(memory_.workspace), .flags = memory_.flags};
-    return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, shared, stream.handle()),
+    const StreamMemory memory{.sums = static_cast<float*>(memory_.workspace),
+                              .flags = memory_.flags,
+                              .codes = memory_.codes,
+                              .code_scales = memory_.scales};
+    return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, memory, stream.handle()),
                                "streamed linear");
   }
   if (by_rows)
@@ -323,6 +326,7 @@ Status Matmul::issue_library(const Plan& plan,
                             .x_stride = shape.x_stride,
                             .rows = shape.m,
                             .k = shape.k,
+                            .part_rows = shape.m,
                             .codes = memory_.codes,
                             .scales = memory_.scales};
     RETURN_IF_ERROR(device::cuda_status(launch_quantize_rows(rows, stream.handle()), "quantize_rows"));

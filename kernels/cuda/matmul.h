@@ -2,8 +2,9 @@
 // one for gates of many. Which kernel for the others: the fastest of those tried where tuning is on or was on
 // in an earlier run, otherwise the first guess.
 //
-// Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; where it has no such
-// kernel, x stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
+// Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; ours for few rows
+// split x into 8-bit floats that add up to it, and where neither can be had, x stays as it is. What is
+// rounded depends on the shape alone, never on what was the fastest.
 #pragma once
 
 #include <cublasLt.h>
@@ -23,10 +24,11 @@ namespace llm_dist::kernels {
 
 // Device memory of the products of one stream.
 struct MatmulMemory {
-  void* workspace = nullptr;  // of one product at a time; SharedStrips::kSumBytes at least
+  void* workspace = nullptr;  // of one product at a time; StreamMemory::kSumBytes at least
   int64_t workspace_bytes = 0;
-  uint32_t* flags = nullptr;  // SharedStrips::kFlagBytes, zeroed before the first product
-  // Of x as f8_e4m3, [rows, k] with its scales [rows]; where no weights are in that scheme, none.
+  uint32_t* flags = nullptr;  // StreamMemory::kFlagBytes, zeroed before the first product
+  // Of x as f8_e4m3, [rows, k] with its scales [rows], for StreamMemory::kMostCodeRows at least; where no
+  // weights are in that scheme, none.
   uint8_t* codes = nullptr;
   float* scales = nullptr;
   int64_t codes_bytes = 0;

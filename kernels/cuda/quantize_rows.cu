@@ -1,4 +1,4 @@
-// A block a row, which is read twice, the second time from cache.
+// A block a row.
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/device/overlap.cuh"
@@ -11,58 +11,120 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr float kLeastMagnitude = 1e-30f;  // keeps a row of zeros from dividing by zero
+constexpr int kWidth = kVecWidth;
 
-template <typename T>
-__global__ void quantize_rows(RowView<const T> x, int k, uint8_t* codes, float* scales) {
+// What a row is multiplied by, so that f8_e4m3 holds its largest magnitude.
+__device__ inline float factor_of(float largest, int parts) {
+  if (parts == 1) return kLargestF8E4M3 / largest;
+  // Of a power of two nothing is rounded: to between 128 and 256, of those that f8_e4m3 has.
+  constexpr uint32_t kLift = 127 + 7;
+  const uint32_t exponent = __float_as_uint(largest) >> 23;
+  return __uint_as_float(min(kLift + 127 - exponent, 254u) << 23);
+}
+
+// Eight elements, scaled already, and what their codes leave over.
+__device__ inline uint2 take_codes(float (&values)[kWidth]) {
+  uint2 packed = {0, 0};
+  auto* pairs = reinterpret_cast<__nv_fp8x2_storage_t*>(&packed);
+#pragma unroll
+  for (int i = 0; i < kWidth; i += 2) {
+    const __nv_fp8x2_storage_t pair =
+        __nv_cvt_float2_to_fp8x2(make_float2(values[i], values[i + 1]), __NV_SATFINITE, __NV_E4M3);
+    const float2 taken = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+    pairs[i / 2] = pair;
+    values[i] = (values[i] - taken.x) * kPartLift;
+    values[i + 1] = (values[i + 1] - taken.y) * kPartLift;
+  }
+  return packed;
+}
+
+constexpr int kMostThreads = 1024;
+constexpr int kKept = 2;  // vectors of a row that a thread keeps; what is longer is read again
+
+// Of the whole block; all threads get it.
+__device__ inline float largest_of_block(float value) {
+  __shared__ float partial[kMostThreads / kWarpSize];
+  value = warp_reduce(value, MaxOp());
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  if (lane == 0) partial[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  return warp_reduce(lane < static_cast<int>(blockDim.x) / kWarpSize ? partial[lane] : 0.0f, MaxOp());
+}
+
+template <typename T, int kParts>
+__global__ void __launch_bounds__(kMostThreads, 1)
+    quantize_rows(RowView<const T> x, int k, int64_t part_bytes, uint8_t* codes, float* scales) {
   let_next_start();
   wait_for_previous();
   const int64_t row = blockIdx.x;
   const T* from = x.row(row);
-  const int first = static_cast<int>(threadIdx.x) * kVecWidth;
-  const int step = static_cast<int>(blockDim.x) * kVecWidth;
-  float values[kVecWidth];
+  const int first = static_cast<int>(threadIdx.x) * kWidth;
+  const int step = static_cast<int>(blockDim.x) * kWidth;
+  float kept[kKept][kWidth] = {};
+  float values[kWidth];
   float largest = kLeastMagnitude;
-  for (int i = first; i < k; i += step) {
-    load_vec<kVecWidth>(from + i, values);
+  auto look_at = [&](const float(&some)[kWidth]) {
 #pragma unroll
-    for (float value : values) largest = fmaxf(largest, fabsf(value));
-  }
-  largest = block_reduce(largest, MaxOp());
-  const float factor = kLargestF8E4M3 / largest;
-  for (int i = first; i < k; i += step) {
-    load_vec<kVecWidth>(from + i, values);
-    uint2 packed = {0, 0};
-    auto* pairs = reinterpret_cast<__nv_fp8x2_storage_t*>(&packed);
+    for (float value : some) largest = fmaxf(largest, fabsf(value));
+  };
 #pragma unroll
-    for (int pair = 0; pair < kVecWidth / 2; ++pair) {
-      const float2 scaled = make_float2(values[2 * pair] * factor, values[2 * pair + 1] * factor);
-      pairs[pair] = __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
-    }
-    *reinterpret_cast<uint2*>(codes + row * k + i) = packed;
+  for (int i = 0; i < kKept; ++i) {
+    if (first + i * step < k) load_vec<kWidth>(from + first + i * step, kept[i]);
   }
-  if (threadIdx.x == 0) scales[row] = largest / kLargestF8E4M3;
+#pragma unroll
+  for (const auto& some : kept) look_at(some);
+  for (int i = first + kKept * step; i < k; i += step) {
+    load_vec<kWidth>(from + i, values);
+    look_at(values);
+  }
+  largest = largest_of_block(largest);
+  const float factor = factor_of(largest, kParts);
+  auto write = [&](int i, float(&some)[kWidth]) {
+#pragma unroll
+    for (float& value : some) value *= factor;
+    uint8_t* to = codes + row * k + i;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      *reinterpret_cast<uint2*>(to + part * part_bytes) = take_codes(some);
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (first + i * step < k) write(first + i * step, kept[i]);
+  }
+  for (int i = first + kKept * step; i < k; i += step) {
+    load_vec<kWidth>(from + i, values);
+    write(i, values);
+  }
+  if (threadIdx.x == 0) scales[row] = kParts == 1 ? largest / kLargestF8E4M3 : 1 / factor;
 }
 
-template <typename T>
+template <typename T, int kParts>
 void launch(const QuantizeRows& rows, cudaStream_t stream) {
-  constexpr int kMostThreads = 512;
-  launch_overlapped(quantize_rows<T>,
+  launch_overlapped(quantize_rows<T, kParts>,
                     dim3(static_cast<unsigned>(rows.rows)),
-                    threads_for(rows.k / kVecWidth, kMostThreads),
+                    threads_for(rows.k / kWidth, kMostThreads),
                     stream,
                     RowView<const T>{static_cast<const T*>(rows.x), rows.x_stride},
                     static_cast<int>(rows.k),
+                    rows.part_rows * rows.k,
                     rows.codes,
                     rows.scales);
+}
+
+// kParts: that hold an element of T whole.
+template <typename T, int kParts>
+void launch_parts(const QuantizeRows& rows, cudaStream_t stream) {
+  if (rows.parts == kParts) return launch<T, kParts>(rows, stream);
+  launch<T, 1>(rows, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_quantize_rows(const QuantizeRows& rows, cudaStream_t stream) {
   if (rows.in == DType::kBF16) {
-    launch<__nv_bfloat16>(rows, stream);
+    launch_parts<__nv_bfloat16, 2>(rows, stream);
   } else {
-    launch<__half>(rows, stream);
+    launch_parts<__half, 3>(rows, stream);
   }
   return cudaGetLastError();
 }

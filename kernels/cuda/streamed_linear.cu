@@ -18,12 +18,12 @@ using namespace streamed;
 
 constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 constexpr int64_t kMostRows = 64;
-// Beyond, widening W costs more than the library's rounding of x.
+// Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
 constexpr int64_t kLeastColumns = 1024;   // of a part, where there is a choice
-constexpr int64_t kLeastRowsOfWide = 17;  // below, x is little beside W
+constexpr int64_t kLeastXOfWide = 32;     // bytes of a column; below, x is little beside W
 
-using AnyStages = Stages<false, 8>;  // all that are not wide have the same strips and steps
+using AnyStages = Stages<0, 8>;  // all that are not wide have the same strips and steps
 
 // What a block does.
 struct Share {
@@ -101,13 +101,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    const MatmulOperands& operands,
                                    int parts,
-                                   const SharedStrips& shared,
+                                   const StreamMemory& memory,
                                    cudaStream_t stream) const {
   if (parts == kEven || parts == kEvenWide) {
     const Strips strips = parts == kEven ? Strips::kNarrow : Strips::kWide;
-    return launch_even_linear(encoder_, shape, operands, strips, shared, processors_, stream);
+    return launch_even_linear(encoder_, shape, operands, strips, memory, processors_, stream);
   }
-  const StreamCall call{encoder_, shape, operands, stream};
+  const StreamCall call{encoder_, shape, operands, memory, stream};
   return with_stages(shape, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
@@ -126,16 +126,16 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
-  const bool even = processors_ <= SharedStrips::kMostProcessors;
+  const bool even = processors_ <= StreamMemory::kMostProcessors;
   if (parts == kEven) return even;
-  if (parts == kEvenWide) return even && !shape.f8_weight;
+  if (parts == kEvenWide) return even;
   const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
   return known && parts <= steps_of<AnyStages>(shape);
 }
 
 std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
   const int64_t strips = strips_of<AnyStages>(shape);
-  const int64_t blocks = processors_ * (shape.f8_weight ? Stages<true, 8>::kBlocks : 1);
+  const int64_t blocks = processors_ * (shape.f8_weight ? Stages<2, 8>::kBlocks : 1);
   int likely = 1;
   while (likely < kMostParts && 2 * likely * strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
     likely *= 2;
@@ -144,7 +144,8 @@ std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
     if (parts != likely && divides(shape, parts)) found.push_back(parts);
   }
   if (divides(shape, kEven)) found.push_back(kEven);
-  if (shape.m >= kLeastRowsOfWide && divides(shape, kEvenWide)) found.push_back(kEvenWide);
+  const int64_t w_bytes = shape.f8_weight ? 1 : 2;
+  if (2 * shape.m > kLeastXOfWide * w_bytes / 2 && divides(shape, kEvenWide)) found.push_back(kEvenWide);
   return found;
 }
 

@@ -32,11 +32,11 @@ class StreamedLinear {
   // kEven and, where x is not little beside W, kEvenWide.
   std::vector<int> divisions(const MatmulShape& shape) const;
   bool divides(const MatmulShape& shape, int parts) const;
-  // `parts`: one of divisions(). `shared`: of the stream.
+  // `parts`: one of divisions(). `memory`: of the stream.
   cudaError_t launch(const MatmulShape& shape,
                      const MatmulOperands& operands,
                      int parts,
-                     const SharedStrips& shared,
+                     const StreamMemory& memory,
                      cudaStream_t stream) const;
 
  private:

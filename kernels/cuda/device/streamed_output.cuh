@@ -17,11 +17,13 @@ struct Output {
   const T* bias;
   void* y;
 
-  // The sums of two tokens with the scale and the bias of their row of W.
-  __device__ float2 finished(int row, float2 sums) const {
+  // The sums of a token (even) and the next with their scales and the bias of their row of W.
+  __device__ float2 finished(int row, int token, float2 sums) const {
     const float scale = scales == nullptr ? 1.0f : scales[row];
     const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
-    return make_float2(sums.x * scale + offset, sums.y * scale + offset);
+    float2 of_x{1, 1};
+    if (args.x_scales != nullptr) of_x = *reinterpret_cast<const float2*>(args.x_scales + token);
+    return make_float2(sums.x * (scale * of_x.x) + offset, sums.y * (scale * of_x.y) + offset);
   }
   // `low`, `high`: of columns `column` (even) and the next.
   __device__ void store(int token, int column, float low, float high) const {
@@ -60,16 +62,16 @@ struct Output {
   __device__ void store_unit(int first_row, int unit, PairOf&& pair_of) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int group = (first_row / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
-    const int token = lane % 4 * 2;
+    const int token = (args.gated ? unit : unit / 2) * 8 + lane % 4 * 2;
     if (args.gated) {
       const int column = group + lane / 4;
       const bool inside = column < args.columns;
-      const float2 gate = finished(inside ? column : 0, pair_of(2 * unit));
-      const float2 up = finished(inside ? args.columns + column : 0, pair_of(2 * unit + 1));
-      return store_pair(unit * 8 + token, column, make_float2(silu(gate.x) * up.x, silu(gate.y) * up.y));
+      const float2 gate = finished(inside ? column : 0, token, pair_of(2 * unit));
+      const float2 up = finished(inside ? args.columns + column : 0, token, pair_of(2 * unit + 1));
+      return store_pair(token, column, make_float2(silu(gate.x) * up.x, silu(gate.y) * up.y));
     }
     const int column = 2 * group + unit % 2 * 8 + lane / 4;
-    store_pair(unit / 2 * 8 + token, column, finished(column < args.columns ? column : 0, pair_of(unit)));
+    store_pair(token, column, finished(column < args.columns ? column : 0, token, pair_of(unit)));
   }
   // All of it, from the sums of one block.
   template <int kSums>

@@ -10,22 +10,24 @@
 // that a thread gets the sums of both.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/quantize_rows.h"
+#include "kernels/cuda/stream_memory.h"
 #include "kernels/cuda/tensor_map.h"
 
 namespace llm_dist::kernels::streamed {
 
 constexpr int kProductRows = 64;             // of W: what one product takes
 constexpr int kRowBytes = 128;               // TMA's widest swizzle
-constexpr int kBoxColumns = kRowBytes / 2;   // of 16-bit elements
 constexpr int kMostSharedBytes = 220 << 10;  // of a processor
 constexpr int kTileAlignment = 1024;         // of TMA's swizzle
 constexpr int kGroupRows = 8;                // of W, side by side in a gated strip
-constexpr int kFewTokens = 16;
 #ifdef LLM_DIST_SM90A
 constexpr bool kCompiled = true;
 #else
@@ -37,14 +39,21 @@ struct StreamArgs {
   int columns = 0;  // of y
   int steps = 0;    // stages that hold all columns of W
   int64_t y_stride = 0;
+  const float* x_scales = nullptr;  // of its rows, where they come in parts
   bool floats = false;  // y
   bool gated = false;
 };
 
-// kF8: of W; else it has the elements of x. kTokens: columns of the product. kWarpgroups: that multiply, each
-// its rows of a strip.
-template <bool kF8, int kTokens_, int kWarpgroups_ = 1>
+// Into how many 8-bit floats an element of x is split (quantize_rows.h), where W is in them.
+template <typename T>
+constexpr int kPartsOf = std::is_same_v<T, __half> ? 3 : 2;
+
+// kParts: of x, each as many rows as x has, where W is in f8_e4m3; 0: both have the same elements of 16 bits.
+// kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip.
+template <int kParts_, int kTokens_, int kWarpgroups_ = 1>
 struct Stages {
+  static constexpr int kParts = kParts_;
+  static constexpr bool kF8 = kParts > 0;
   static constexpr int kTokens = kTokens_;
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kStripRows = kWarpgroups * kProductRows;
@@ -53,18 +62,18 @@ struct Stages {
   static constexpr int kWarps = kMultipliers / kWarpSize;
   static constexpr int kBringer = kWarps;  // the warp behind those asks for tiles
   static constexpr int kThreads = kMultipliers + kWarpSize;
-  static constexpr int kBlocks = kF8 ? 2 : 1;  // of a processor
-  // Of 16-bit elements, side by side in a stage. One where a strip is wide: what was multiplied waits for the
-  // next stage before it is asked for again, so that large ones leave much of the memory idle.
+  // Of a processor. Two where a warpgroup waits for its products, so that one multiplies while the other adds.
+  static constexpr int kBlocks = kF8 && kWarpgroups == 1 ? 2 : 1;
+  // Of W and of x, side by side in a stage. One where a strip is wide: what was multiplied waits for the next
+  // stage before it is asked for again, so that large ones leave much of the memory idle.
   static constexpr int kBoxes = 2 / kWarpgroups;
+  static constexpr int kBoxColumns = kF8 ? kRowBytes : kRowBytes / 2;
   static constexpr int kColumns = kBoxes * kBoxColumns;
-  static_assert(!kF8 || kColumns == kRowBytes);  // one box of 8-bit elements
-  static constexpr int kWeightBoxes = kF8 ? 1 : kBoxes;
-  static constexpr int kWeightColumns = kColumns / kWeightBoxes;  // of a box
-  static constexpr int kWeightBytes = kStripRows * kRowBytes;     // of a box
-  static constexpr int kReaders = kF8 ? kWarps : kWarpgroups;     // who say that a stage is empty
-  static constexpr int kXBytes = kTokens * kRowBytes;
-  static constexpr int kBytes = kWeightBoxes * kWeightBytes + kBoxes * kXBytes;
+  static constexpr int kReaders = kF8 ? kWarps : kWarpgroups;  // who say that a stage is empty
+  static constexpr int kXRows = kF8 ? kParts * kTokens : kTokens;
+  static constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
+  static constexpr int kXBytes = kXRows * kRowBytes;
+  static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
   static constexpr int kCount = (kMostSharedBytes / kBlocks - kTileAlignment) / kBytes;
   static constexpr int kSharedBytes = kCount * kBytes + kTileAlignment;
   static_assert(kCount >= 2);
@@ -91,7 +100,7 @@ struct Stages {
     return memory + stage * kBytes + box * kWeightBytes;
   }
   __device__ std::byte* x(int stage, int box) const {
-    return memory + stage * kBytes + kWeightBoxes * kWeightBytes + box * kXBytes;
+    return memory + stage * kBytes + kBoxes * kWeightBytes + box * kXBytes;
   }
 };
 
@@ -119,8 +128,8 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
   auto load_weights = [&](const Place& place, int stage) {
     barrier_arrive_expecting(stages.full + stage, S::kBytes);
 #pragma unroll
-    for (int box = 0; box < S::kWeightBoxes; ++box) {
-      const int column = (place.step * S::kWeightBoxes + box) * S::kWeightColumns;
+    for (int box = 0; box < S::kBoxes; ++box) {
+      const int column = (place.step * S::kBoxes + box) * S::kBoxColumns;
       std::byte* to = stages.weights(stage, box);
       if (args.gated) {
         load_box_4d(to, w, column, 0, 0, place.strip * S::kGroups, stages.full + stage, once);
@@ -132,7 +141,7 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
   auto load_x = [&](const Place& place, int stage) {
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
-      const int column = (place.step * S::kBoxes + box) * kBoxColumns;
+      const int column = (place.step * S::kBoxes + box) * S::kBoxColumns;
       load_box(stages.x(stage, box), x, column, 0, stages.full + stage, often);
     }
   };
@@ -165,15 +174,24 @@ __device__ inline int warp_number() {
 }
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_wide_stages(shape, run):
-// with wide strips, which are of weights in 16 bits alone.
-template <bool kF8, typename T, typename Run>
+// with wide strips.
+template <int kParts, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
-  if (rows <= 8) return run(type, Stages<kF8, 8>());
-  if (rows <= 16) return run(type, Stages<kF8, 16>());
-  if constexpr (kF8) {
-    return run(type, Stages<kF8, 32>());
+  if (rows <= 8) return run(type, Stages<kParts, 8>());
+  if (rows <= 16) return run(type, Stages<kParts, 16>());
+  if constexpr (kParts > 0) {
+    return run(type, Stages<kParts, 32>());
   } else {
-    return rows <= 32 ? run(type, Stages<kF8, 32>()) : run(type, Stages<kF8, 64>());
+    return rows <= 32 ? run(type, Stages<kParts, 32>()) : run(type, Stages<kParts, 64>());
+  }
+}
+template <int kParts, typename T, typename Run>
+cudaError_t with_wide_stages_of(T type, int64_t rows, Run&& run) {
+  if (rows <= 16) return run(type, Stages<kParts, 16, 2>());
+  if constexpr (kParts > 0) {
+    return run(type, Stages<kParts, 32, 2>());
+  } else {
+    return rows <= 32 ? run(type, Stages<kParts, 32, 2>()) : run(type, Stages<kParts, 64, 2>());
   }
 }
 template <typename Run>
@@ -183,15 +201,15 @@ cudaError_t with_type(const MatmulShape& shape, Run&& run) {
 template <typename Run>
 cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
   return with_type(shape, [&](auto type) {
-    return shape.f8_weight ? with_stages_of<true>(type, shape.m, run)
-                           : with_stages_of<false>(type, shape.m, run);
+    return shape.f8_weight ? with_stages_of<kPartsOf<decltype(type)>>(type, shape.m, run)
+                           : with_stages_of<0>(type, shape.m, run);
   });
 }
 template <typename Run>
 cudaError_t with_wide_stages(const MatmulShape& shape, Run&& run) {
   return with_type(shape, [&](auto type) {
-    if (shape.m <= 16) return run(type, Stages<false, 16, 2>());
-    return shape.m <= 32 ? run(type, Stages<false, 32, 2>()) : run(type, Stages<false, 64, 2>());
+    return shape.f8_weight ? with_wide_stages_of<kPartsOf<decltype(type)>>(type, shape.m, run)
+                           : with_wide_stages_of<0>(type, shape.m, run);
   });
 }
 
@@ -231,6 +249,7 @@ struct StreamCall {
   const TensorMapEncoder& encoder;
   const MatmulShape& shape;
   const MatmulOperands& operands;
+  const StreamMemory& memory;
   cudaStream_t stream;
 };
 
@@ -249,6 +268,7 @@ cudaError_t launch_streamed(
                         .columns = static_cast<int>(shape.columns()),
                         .steps = static_cast<int>(steps_of<S>(shape)),
                         .y_stride = shape.y_stride,
+                        .x_scales = S::kF8 ? call.memory.code_scales : nullptr,
                         .floats = shape.out == DType::kF32,
                         .gated = shape.gated};
   const DType weight = shape.f8_weight ? DType::kF8E4M3 : shape.in;
@@ -258,11 +278,26 @@ cudaError_t launch_streamed(
       call.encoder.encode(shape.gated ? gated_rows_of(weight, operands.w, shape, S::kGroups)
                                       : rows_of(weight, operands.w, shape.k, shape.n, shape.k, S::kStripRows),
                           w);
-  if (error == cudaSuccess)
-    error =
-        call.encoder.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, S::kTokens), x);
+  if (error == cudaSuccess) {
+    const uint8_t* codes = call.memory.codes;
+    error = call.encoder.encode(
+        S::kF8 ? rows_of(weight, codes, shape.k, S::kXRows, shape.k, S::kXRows)
+               : rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, S::kTokens),
+        x);
+  }
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
+  if (S::kF8 && error == cudaSuccess)
+    error = launch_quantize_rows({.in = shape.in,
+                                  .x = operands.x,
+                                  .x_stride = shape.x_stride,
+                                  .rows = shape.m,
+                                  .k = shape.k,
+                                  .parts = S::kParts,
+                                  .part_rows = S::kTokens,
+                                  .codes = call.memory.codes,
+                                  .scales = call.memory.code_scales},
+                                 call.stream);
   if (error != cudaSuccess) return error;
   const OverlappedLaunch launch{
       .grid = dim3(static_cast<unsigned>(blocks)),

@@ -67,15 +67,20 @@ __device__ inline void products_done(float (&sums)[kCount]) {
 }
 
 // multiply_tiles(T, d, a, b): D [64 × N] += A · Bᵀ with T's elements, N / 2 sums d to a thread; a and b are
-// swizzled_tile()s. multiply_rows(T, d, a, b): the same with A's registers a, which are not to be written
-// until the products are done. The instruction names each of its registers, hence a function for every N.
+// swizzled_tile()s. Where A is in registers, they are not to be written until the products are done. The
+// instruction names each of its registers, hence a function for every N.
 #define LLM_DIST_SUMS_4 "%0, %1, %2, %3"
 #define LLM_DIST_SUMS_8 LLM_DIST_SUMS_4 ", %4, %5, %6, %7"
+#define LLM_DIST_SUMS_12 LLM_DIST_SUMS_8 ", %8, %9, %10, %11"
 #define LLM_DIST_SUMS_16 LLM_DIST_SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define LLM_DIST_SUMS_24 LLM_DIST_SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define LLM_DIST_SUMS_32   \
   LLM_DIST_SUMS_16         \
   ", %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LLM_DIST_SUMS_48 \
+  LLM_DIST_SUMS_32       \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define LLM_DIST_SUMS_64                                                                                 \
   LLM_DIST_SUMS_32                                                                                       \
   ", %32, %33, %34, %35, "                                                                               \
@@ -90,8 +95,11 @@ __device__ inline void products_done(float (&sums)[kCount]) {
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define LLM_DIST_D_4(i) "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define LLM_DIST_D_8(i) LLM_DIST_D_4(i), LLM_DIST_D_4((i) + 4)
+#define LLM_DIST_D_12(i) LLM_DIST_D_8(i), LLM_DIST_D_4((i) + 8)
 #define LLM_DIST_D_16(i) LLM_DIST_D_8(i), LLM_DIST_D_8((i) + 8)
+#define LLM_DIST_D_24(i) LLM_DIST_D_16(i), LLM_DIST_D_8((i) + 16)
 #define LLM_DIST_D_32(i) LLM_DIST_D_16(i), LLM_DIST_D_16((i) + 16)
+#define LLM_DIST_D_48(i) LLM_DIST_D_32(i), LLM_DIST_D_16((i) + 32)
 #define LLM_DIST_D_64(i) LLM_DIST_D_32(i), LLM_DIST_D_32((i) + 32)
 #define LLM_DIST_D_128(i) LLM_DIST_D_64(i), LLM_DIST_D_64((i) + 64)
 
@@ -113,10 +121,6 @@ __device__ inline void products_done(float (&sums)[kCount]) {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
   }
 #define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)                                                   \
-  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 8, 4, "%4", "%5", "%6", "%7", "%8")        \
-  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 16, 8, "%8", "%9", "%10", "%11", "%12")    \
-  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 32, 16, "%16", "%17", "%18", "%19", "%20") \
-  LLM_DIST_MULTIPLY_ROWS(multiply_rows, 0, T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
   LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")                                           \
   LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")                                          \
   LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17")                                       \
@@ -124,6 +128,22 @@ __device__ inline void products_done(float (&sums)[kCount]) {
 
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
+
+// Of f8_e4m3: multiply_codes<kAdd>(d, a, b): D [64 × N] (+)= A · Bᵀ, A [64 × 32], B [N × 32] in shared memory.
+#define LLM_DIST_MULTIPLY_CODES(n, num_sums, a_at, b_at, add_at)                                              \
+  template <bool kAdd>                                                                                        \
+  __device__ inline void multiply_codes(float(&d)[num_sums], uint64_t a, uint64_t b) {                        \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LLM_DIST_SUMS_##num_sums "}, "  \
+                 a_at ", " b_at ", " add_at ", 1, 1;\n"                                                       \
+                 : LLM_DIST_D_##num_sums(0)                                                                   \
+                 : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                                        \
+  }
+LLM_DIST_MULTIPLY_CODES(16, 8, "%8", "%9", "%10")
+LLM_DIST_MULTIPLY_CODES(24, 12, "%12", "%13", "%14")
+LLM_DIST_MULTIPLY_CODES(32, 16, "%16", "%17", "%18")
+LLM_DIST_MULTIPLY_CODES(48, 24, "%24", "%25", "%26")
+LLM_DIST_MULTIPLY_CODES(64, 32, "%32", "%33", "%34")
+LLM_DIST_MULTIPLY_CODES(96, 48, "%48", "%49", "%50")
 
 // The products of attention. multiply_128_tiles<kAdd>(T, d, a, b): D [64 × 128] (+)= A · Bᵀ with A and B in
 // shared memory; multiply_columns(T, d, a, b): D [64 × N] += A · B with A's registers and B's
@@ -165,19 +185,26 @@ LLM_DIST_MULTIPLY_256_TILES(__half, f16)
 #undef LLM_DIST_MULTIPLY_256_TILES
 #undef LLM_DIST_MULTIPLY_ATTENTION
 #undef LLM_DIST_MULTIPLY_128_TILES
+#undef LLM_DIST_MULTIPLY_CODES
 #undef LLM_DIST_MULTIPLY_ALL_TILES
 #undef LLM_DIST_MULTIPLY_TILES
 #undef LLM_DIST_MULTIPLY_ROWS
 #undef LLM_DIST_D_128
 #undef LLM_DIST_D_64
+#undef LLM_DIST_D_48
 #undef LLM_DIST_D_32
+#undef LLM_DIST_D_24
 #undef LLM_DIST_D_16
+#undef LLM_DIST_D_12
 #undef LLM_DIST_D_8
 #undef LLM_DIST_D_4
 #undef LLM_DIST_SUMS_128
 #undef LLM_DIST_SUMS_64
+#undef LLM_DIST_SUMS_48
 #undef LLM_DIST_SUMS_32
+#undef LLM_DIST_SUMS_24
 #undef LLM_DIST_SUMS_16
+#undef LLM_DIST_SUMS_12
 #undef LLM_DIST_SUMS_8
 #undef LLM_DIST_SUMS_4
 
