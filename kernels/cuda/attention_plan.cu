@@ -1,6 +1,7 @@
 // Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's
 // context is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
 #include <algorithm>
+#include <climits>
 
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/device/reduce.cuh"
@@ -93,6 +94,22 @@ __device__ SequenceWork work_of(const PlanArgs& args, int sequence) {
   return {.tiles = (rows + args.prompt_rows - 1) / args.prompt_rows};
 }
 
+// The shortest share, in granules, from `least` on with which there are no more shares than `blocks`, so that
+// none waits for a place; `least` where that would be too long. Each thread tries one. All threads call it.
+__device__ int granules_in_one_round(const PlanArgs& args, int least, int blocks) {
+  __shared__ int keys[kPlanThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  keys[thread] = work_of(args, thread).keys;
+  __syncthreads();
+  const int granules = least + thread;
+  const int share = granules * kShareGranule;
+  int shares = 0;
+  for (int s = 0; s < args.num_sequences; ++s) shares += (keys[s] + share - 1) / share;
+  const bool fits = shares <= blocks && 2 * granules <= 3 * least;
+  const int found = block_reduce(fits ? granules : INT_MAX, MinOp());
+  return found == INT_MAX ? least : found;
+}
+
 __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, AttentionPlan plan) {
   const int thread = static_cast<int>(threadIdx.x);
   int64_t keys = 0;
@@ -107,9 +124,12 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
   const int64_t all_keys = block_reduce(keys, AddOp());
   longest = block_reduce(longest, MaxOp());
   decodes = block_reduce(decodes, AddOp());
-  const int64_t blocks = kTargetBlocks / args.num_kv_heads > 0 ? kTargetBlocks / args.num_kv_heads : 1;
+  const int blocks = max(1, static_cast<int>(kTargetBlocks) / args.num_kv_heads);
   const int wanted = static_cast<int>((all_keys + blocks - 1) / blocks);
-  int share = max(1, (wanted + kShareGranule - 1) / kShareGranule) * kShareGranule;
+  int granules = max(1, (wanted + kShareGranule - 1) / kShareGranule);
+  if (decodes <= blocks && args.num_sequences <= kPlanThreads)
+    granules = granules_in_one_round(args, granules, blocks);
+  int share = granules * kShareGranule;
   // As they are, many sequences of about one length keep all busy for about one time.
   if (decodes >= args.many && 4 * static_cast<int64_t>(longest) * decodes <= 5 * all_keys)
     share = max(share, longest);

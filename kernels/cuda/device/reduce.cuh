@@ -20,6 +20,13 @@ struct MaxOp {
   }
 };
 
+struct MinOp {
+  template <typename T>
+  __device__ T operator()(T a, T b) const {
+    return a < b ? a : b;
+  }
+};
+
 template <typename T, typename Combine>
 __device__ inline T warp_reduce(T value, Combine combine) {
 #pragma unroll
