@@ -67,8 +67,6 @@ class RowChain final : public device::PutOffWork {
   bool joins(const MatmulShape& shape, const MatmulOperands& operands) const;
   bool joins(const RowNorm& norm) const;
   cudaError_t launch(cudaStream_t stream) const;
-  template <typename T>
-  cudaError_t launch_as(cudaStream_t stream) const;
 
   std::byte* memory_ = nullptr;
   int processors_ = 0;
