@@ -16,11 +16,6 @@
 namespace llm_dist::kernels {
 namespace {
 
-#ifdef LLM_DIST_SM90A
-constexpr bool kCompiled = true;
-#else
-constexpr bool kCompiled = false;  // for other GPUs: there the kernel has no body
-#endif
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 // Registers that a thread keeps or gets: 65,536 in all.
 template <bool kCodes>
@@ -350,19 +345,6 @@ __global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_const
 }
 
 }  // namespace
-
-HopperPrompts HopperPrompts::make(AttentionKernels which) {
-  HopperPrompts made;
-  int device = 0;
-  int major = 0;
-  int minor = 0;
-  if (which == AttentionKernels::kPortable || !kCompiled || cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
-    return made;
-  made.supported_ = major == 9 && minor == 0 && made.encoder_.find() == cudaSuccess;
-  return made;
-}
 
 template <typename T, typename Kv, int kHeadDim>
 cudaError_t HopperPrompts::launch(const PagedAttentionArgs& args,

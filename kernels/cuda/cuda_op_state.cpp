@@ -24,17 +24,18 @@ MatmulMemory CudaOpState::matmul_memory(const OpStateOptions& options, std::byte
 
 Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
                                                        const OpStateOptions& options) {
+  ASSIGN_OR_RETURN(HopperDevice device, HopperDevice::ask());
   ASSIGN_OR_RETURN(device::Buffer buffer,
                    backend.allocate(workspace_bytes(options), device::MemoryKind::kDevice));
   const std::string cache = user_cache_folder();
   ASSIGN_OR_RETURN(std::unique_ptr<Matmul> matmul,
-                   Matmul::make(matmul_memory(options, buffer.data()),
+                   Matmul::make(device,
+                                matmul_memory(options, buffer.data()),
                                 cache.empty() ? cache : cache + "/llm-dist",
                                 options.linear));
   const bool chains = options.persistent_kernels && options.linear == LinearKernels::kFastest;
-  ASSIGN_OR_RETURN(std::unique_ptr<RowChain> chain, RowChain::make(buffer.data() + kChainAt, chains));
   return std::unique_ptr<CudaOpState>(
-      new CudaOpState(options, std::move(buffer), std::move(matmul), std::move(chain)));
+      new CudaOpState(options, std::move(buffer), std::move(matmul), device, chains));
 }
 
 }  // namespace llm_dist::kernels

@@ -27,7 +27,7 @@ class CudaOpState : public OpState {
   void end_tuning() override { matmul_->end_tuning(); }
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
-  RowChain& row_chain() const { return *row_chain_; }
+  RowChain& row_chain() { return row_chain_; }
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
   std::byte* plan_memory() const { return buffer_.data() + kFixedBytes; }
@@ -43,12 +43,13 @@ class CudaOpState : public OpState {
   CudaOpState(const OpStateOptions& options,
               device::Buffer buffer,
               std::unique_ptr<Matmul> matmul,
-              std::unique_ptr<RowChain> row_chain)
+              const HopperDevice& device,
+              bool chains)
       : options_(options),
         buffer_(std::move(buffer)),
         matmul_(std::move(matmul)),
-        row_chain_(std::move(row_chain)),
-        hopper_prompts_(HopperPrompts::make(options.attention)) {}
+        row_chain_(buffer_.data() + kChainAt, device, chains),
+        hopper_prompts_(device, options.attention) {}
 
   static constexpr int64_t kAlignment = 256;
   static constexpr int64_t kChainAt = kMatmulBytes + kAttentionBytes + StreamMemory::kFlagBytes;
@@ -70,7 +71,7 @@ class CudaOpState : public OpState {
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
-  std::unique_ptr<RowChain> row_chain_;
+  RowChain row_chain_;
   HopperPrompts hopper_prompts_;
   AttentionPlan attention_plan_;
 };

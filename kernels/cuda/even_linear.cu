@@ -166,19 +166,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 
 }  // namespace
 
-cudaError_t launch_even_linear(const TensorMapEncoder& encoder,
+cudaError_t launch_even_linear(const HopperDevice& device,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
                                Strips strips,
                                const StreamMemory& memory,
-                               int processors,
                                cudaStream_t stream) {
-  const StreamCall call{encoder, shape, operands, memory, stream};
+  const StreamCall call{device.encoder, shape, operands, memory, stream};
   auto launch = [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
     const int64_t count = strips_of<S>(shape);
-    const int64_t blocks = std::min<int64_t>(processors * S::kBlocks, count * steps_of<S>(shape));
+    const int64_t blocks = std::min<int64_t>(device.processors * S::kBlocks, count * steps_of<S>(shape));
     return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(count), memory);
   };
   return strips == Strips::kWide ? with_wide_stages(shape, launch) : with_stages(shape, launch);

@@ -5,22 +5,21 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
 #include "kernels/cuda/stream_memory.h"
-#include "kernels/cuda/tensor_map.h"
 
 namespace llm_dist::kernels {
 
 // Of 64 rows of W, or of 128.
 enum class Strips : uint8_t { kNarrow, kWide };
 
-// Of what StreamedLinear takes. `processors`: of the device, at most StreamMemory::kMostProcessors.
-cudaError_t launch_even_linear(const TensorMapEncoder& encoder,
+// Of what StreamedLinear takes, on a device of at most StreamMemory::kMostProcessors.
+cudaError_t launch_even_linear(const HopperDevice& device,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
                                Strips strips,
                                const StreamMemory& memory,
-                               int processors,
                                cudaStream_t stream);
 
 }  // namespace llm_dist::kernels

@@ -23,16 +23,10 @@
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/gated_linear.h"
 #include "kernels/cuda/launch.h"
-#include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::kernels {
 namespace {
 
-#ifdef LLM_DIST_SM90A
-constexpr bool kCompiled = true;
-#else
-constexpr bool kCompiled = false;  // for other GPUs: there the kernel has no body
-#endif
 constexpr int kMultipliers = 2;  // warpgroups
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 constexpr int kGroupRows = 64;  // of x: what one product takes
@@ -282,18 +276,18 @@ cudaError_t GatedLinear::launch_as(const MatmulShape& shape,
   CUtensorMap w;
   CUtensorMap y;
   cudaError_t error =
-      encoder_.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, kTileRows), x);
+      device_.encoder.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, kTileRows), x);
   if (error == cudaSuccess)
-    error = encoder_.encode(rows_of(shape.in, operands.w, shape.k, shape.n, shape.k, kTileColumns), w);
+    error = device_.encoder.encode(rows_of(shape.in, operands.w, shape.k, shape.n, shape.k, kTileColumns), w);
   if (error == cudaSuccess) {
-    error = encoder_.encode(
+    error = device_.encoder.encode(
         rows_of(shape.out, operands.y, shape.columns(), shape.m, shape.y_stride, kGroupRows), y);
   }
   constexpr int kBytes = Memory::kBytes + 1024;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(multiply_gated<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const int clusters = std::min(processors_ / kClusterBlocks, args.row_tiles * args.column_tiles);
+  const int clusters = std::min(device_.processors / kClusterBlocks, args.row_tiles * args.column_tiles);
   const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(clusters * kClusterBlocks)),
                                 .threads = kThreads,
                                 .stream = stream,
@@ -314,20 +308,8 @@ bool GatedLinear::takes(const MatmulShape& shape) const {
                      !shape.f8_weight && !shape.has_bias;
   const bool aligned =
       shape.alignment >= 16 && shape.x_stride % kVecWidth == 0 && shape.y_stride % kVecWidth == 0;
-  return supported_ && shape.gated && types && aligned && shape.m >= kLeastRows && shape.k > 0 &&
+  return device_.supported && shape.gated && types && aligned && shape.m >= kLeastRows && shape.k > 0 &&
          shape.k % kStageColumns == 0 && shape.n % (2 * kTileColumns) == 0;
-}
-
-Result<GatedLinear> GatedLinear::make() {
-  GatedLinear made;
-  int index = 0;
-  cudaDeviceProp device{};
-  RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
-  RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
-  made.processors_ = device.multiProcessorCount;
-  if (device.major != 9 || device.minor != 0 || !kCompiled) return made;
-  made.supported_ = made.encoder_.find() == cudaSuccess;  // an older driver has no such function
-  return made;
 }
 
 }  // namespace llm_dist::kernels

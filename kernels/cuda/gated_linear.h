@@ -3,16 +3,14 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
-#include "kernels/cuda/tensor_map.h"
-#include "src/base/status.h"
 
 namespace llm_dist::kernels {
 
 class GatedLinear {
  public:
-  // For the calling thread's device.
-  static Result<GatedLinear> make();
+  explicit GatedLinear(const HopperDevice& device) : device_(device) {}
 
   // Dense weights [G; U] in bf16 or f16 without a bias, 256 rows of x at least.
   bool takes(const MatmulShape& shape) const;
@@ -23,9 +21,7 @@ class GatedLinear {
   template <typename T>
   cudaError_t launch_as(const MatmulShape& shape, const MatmulOperands& operands, cudaStream_t stream) const;
 
-  TensorMapEncoder encoder_;
-  int processors_ = 0;
-  bool supported_ = false;
+  HopperDevice device_;
 };
 
 }  // namespace llm_dist::kernels

@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/attention.h"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/hopper_device.h"
 #include "kernels/op_state.h"
 
 namespace llm_dist::kernels {
@@ -14,10 +14,10 @@ struct PagedAttentionArgs;
 
 class HopperPrompts {
  public:
-  // For the calling thread's device.
-  static HopperPrompts make(AttentionKernels which);
+  HopperPrompts(const HopperDevice& device, AttentionKernels which)
+      : encoder_(device.encoder), supported_(device.supported && which != AttentionKernels::kPortable) {}
 
-  // Whether the device, its driver and what was compiled have what it takes, and it is wanted.
+  // Whether it can run and is wanted.
   bool supported() const { return supported_; }
   // The plan's prompt items. T: bf16 or f16; Kv: T or f8_e4m3; kHeadDim: 64 or 128.
   template <typename T, typename Kv, int kHeadDim>
@@ -27,7 +27,7 @@ class HopperPrompts {
 
  private:
   TensorMapEncoder encoder_;
-  bool supported_ = false;
+  bool supported_;
 };
 
 }  // namespace llm_dist::kernels

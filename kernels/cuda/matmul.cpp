@@ -210,14 +210,13 @@ bool Matmul::Plan::takes(cublasLtHandle_t handle,
 Matmul::Matmul(cublasLtHandle_t handle,
                const MatmulMemory& memory,
                MatmulChoices choices,
-               StreamedLinear streamed,
-               GatedLinear gated,
+               const HopperDevice& device,
                LinearKernels kernels)
     : handle_(handle),
       memory_(memory),
       choices_(std::move(choices)),
-      streamed_(streamed),
-      gated_(gated),
+      streamed_(device),
+      gated_(device),
       kernels_(kernels) {}
 
 Matmul::~Matmul() {
@@ -225,18 +224,17 @@ Matmul::~Matmul() {
   (void)cublasLtDestroy(handle_);
 }
 
-Result<std::unique_ptr<Matmul>> Matmul::make(const MatmulMemory& memory,
+Result<std::unique_ptr<Matmul>> Matmul::make(const HopperDevice& device,
+                                             const MatmulMemory& memory,
                                              const std::string& cache_folder,
                                              LinearKernels kernels) {
   ASSIGN_OR_RETURN(std::string where, environment(kernels));
-  ASSIGN_OR_RETURN(StreamedLinear streamed, StreamedLinear::make());
-  ASSIGN_OR_RETURN(GatedLinear gated, GatedLinear::make());
   MatmulChoices choices(cache_folder, where);
   // It only costs tuning again.
   if (Status loaded = choices.load(); !loaded.ok()) log_warning("{}: not used", loaded.message());
   cublasLtHandle_t handle = nullptr;
   RETURN_IF_ERROR(blas_status(cublasLtCreate(&handle), "cublasLtCreate"));
-  return std::unique_ptr<Matmul>(new Matmul(handle, memory, std::move(choices), streamed, gated, kernels));
+  return std::unique_ptr<Matmul>(new Matmul(handle, memory, std::move(choices), device, kernels));
 }
 
 void Matmul::start_tuning() { timer_ = std::make_unique<MatmulTimer>(); }

@@ -36,9 +36,10 @@ struct MatmulMemory {
 
 class Matmul {
  public:
-  // On the calling thread's device. `memory` outlives this. `cache_folder`: where choices are kept between
+  // `device`: the calling thread's. `memory` outlives this. `cache_folder`: where choices are kept between
   // runs; empty: nowhere.
-  static Result<std::unique_ptr<Matmul>> make(const MatmulMemory& memory,
+  static Result<std::unique_ptr<Matmul>> make(const HopperDevice& device,
+                                              const MatmulMemory& memory,
                                               const std::string& cache_folder,
                                               LinearKernels kernels);
   ~Matmul();
@@ -64,8 +65,7 @@ class Matmul {
   Matmul(cublasLtHandle_t handle,
          const MatmulMemory& memory,
          MatmulChoices choices,
-         StreamedLinear streamed,
-         GatedLinear gated,
+         const HopperDevice& device,
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
   std::vector<int> streamed_divisions(const MatmulShape& shape) const;

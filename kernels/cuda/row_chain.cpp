@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/row_chain_kernel.h"
 #include "kernels/cuda/skinny_linear.h"
-#include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -46,17 +44,10 @@ int pieces_of_row(int64_t k) {
 
 }  // namespace
 
-Result<std::unique_ptr<RowChain>> RowChain::make(std::byte* memory, bool wanted) {
-  auto made = std::unique_ptr<RowChain>(new RowChain());
-  int index = 0;
-  cudaDeviceProp device{};
-  RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
-  RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
-  made->memory_ = memory;
-  made->processors_ = device.multiProcessorCount;
-  if (wanted && device.major == 9 && device.minor == 0 && is_alone_on(index) && fits_processors())
-    made->claim_ = claim_of(index);
-  return {std::move(made)};
+RowChain::RowChain(std::byte* memory, const HopperDevice& device, bool wanted)
+    : memory_(memory), processors_(device.processors) {
+  if (wanted && device.supported && is_alone_on(device.index) && fits_processors())
+    claim_ = claim_of(device.index);
 }
 
 RowChain::~RowChain() {

@@ -51,11 +51,6 @@ constexpr int kBlocks = 3;
 constexpr int kOnTheWay = 8;
 static_assert(kOnTheWay <= kPlaces);
 constexpr uint32_t kMostPolls = 1u << 26;  // half a minute or so: a fault, not a wait
-#ifdef LLM_DIST_SM90A
-constexpr bool kCompiled = true;
-#else
-constexpr bool kCompiled = false;  // for other GPUs: there the kernel has no body
-#endif
 
 __device__ inline uint64_t load_number(const uint64_t* from) {
   uint64_t value;
@@ -441,7 +436,6 @@ __global__ void __launch_bounds__(kAllThreads, kBlocks) run_chain(const __grid_c
 }  // namespace
 
 bool fits_processors() {
-  if (!kCompiled) return false;
   for (const void* kernel : {reinterpret_cast<const void*>(run_chain<__nv_bfloat16>),
                              reinterpret_cast<const void*>(run_chain<__half>)}) {
     int blocks = 0;

@@ -12,11 +12,10 @@
 
 #include <atomic>
 #include <cstddef>
-#include <memory>
 #include <vector>
 
+#include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
-#include "src/base/status.h"
 #include "src/device/cuda/cuda_stream.h"
 
 namespace llm_dist::kernels {
@@ -38,9 +37,9 @@ class RowChain final : public device::PutOffWork {
 
   // Of device memory, zero at first.
   static constexpr int64_t kMemoryBytes = (128 << 10) + 256;
-  // For the calling thread's device; `memory` outlives this. Where a device already has a chain in this
-  // process, it puts nothing off: two at once would each hold processors that the other waits for.
-  static Result<std::unique_ptr<RowChain>> make(std::byte* memory, bool wanted);
+  // `memory` outlives this. Where a device already has a chain in this process, it puts nothing off: two at
+  // once would each hold processors that the other waits for.
+  RowChain(std::byte* memory, const HopperDevice& device, bool wanted);
   ~RowChain() override;
   RowChain(const RowChain&) = delete;
   RowChain& operator=(const RowChain&) = delete;
@@ -60,7 +59,6 @@ class RowChain final : public device::PutOffWork {
     RowNorm norm;
   };
   struct Rest;
-  RowChain() = default;
   Rest rest() const;
   bool sends_last() const;
   bool takes(const MatmulShape& shape) const;
@@ -68,8 +66,8 @@ class RowChain final : public device::PutOffWork {
   bool joins(const RowNorm& norm) const;
   cudaError_t launch(cudaStream_t stream) const;
 
-  std::byte* memory_ = nullptr;
-  int processors_ = 0;
+  std::byte* memory_;
+  int processors_;
   std::atomic<bool>* claim_ = nullptr;  // of the device; null: nothing is put off
   std::vector<Step> steps_;
   device::CudaStream* stream_ = nullptr;  // whose work they are

@@ -52,7 +52,7 @@ struct ChainArgs {
   ChainStep steps[RowChain::kMostSteps];
 };
 
-// Whether every processor has room for a block, where the kernel was compiled at all.
+// Whether every processor has room for a block.
 bool fits_processors();
 // For steps of bf16 or f16; a block a processor. `shared_bytes`: kSharedBytes at most.
 cudaError_t launch_row_chain(

@@ -9,7 +9,6 @@
 #include "kernels/cuda/device/streamed_products.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"
 #include "kernels/cuda/streamed_linear.h"
-#include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -20,8 +19,8 @@ constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 constexpr int64_t kMostRows = 64;
 // Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
-constexpr int64_t kLeastColumns = 1024;   // of a part, where there is a choice
-constexpr int64_t kLeastXOfWide = 32;     // bytes of a column; below, x is little beside W
+constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
+constexpr int64_t kLeastXOfWide = 32;    // bytes of a column; below, x is little beside W
 
 using AnyStages = Stages<0, 8>;  // all that are not wide have the same strips and steps
 
@@ -105,9 +104,9 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    cudaStream_t stream) const {
   if (parts == kEven || parts == kEvenWide) {
     const Strips strips = parts == kEven ? Strips::kNarrow : Strips::kWide;
-    return launch_even_linear(encoder_, shape, operands, strips, memory, processors_, stream);
+    return launch_even_linear(device_, shape, operands, strips, memory, stream);
   }
-  const StreamCall call{encoder_, shape, operands, memory, stream};
+  const StreamCall call{device_.encoder, shape, operands, memory, stream};
   return with_stages(shape, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
@@ -121,12 +120,12 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
   const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
   const bool whole_groups = !shape.gated || shape.n % (2 * kGroupRows) == 0;
-  return supported_ && short_floats && aligned && whole_groups && shape.m >= 1 &&
+  return device_.supported && short_floats && aligned && whole_groups && shape.m >= 1 &&
          shape.m <= (shape.f8_weight ? kMostRowsOfF8 : kMostRows);
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
-  const bool even = processors_ <= StreamMemory::kMostProcessors;
+  const bool even = device_.processors <= StreamMemory::kMostProcessors;
   if (parts == kEven) return even;
   if (parts == kEvenWide) return even;
   const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
@@ -135,7 +134,7 @@ bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
 
 std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
   const int64_t strips = strips_of<AnyStages>(shape);
-  const int64_t blocks = processors_ * (shape.f8_weight ? Stages<2, 8>::kBlocks : 1);
+  const int64_t blocks = device_.processors * (shape.f8_weight ? Stages<2, 8>::kBlocks : 1);
   int likely = 1;
   while (likely < kMostParts && 2 * likely * strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
     likely *= 2;
@@ -147,18 +146,6 @@ std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
   const int64_t w_bytes = shape.f8_weight ? 1 : 2;
   if (2 * shape.m > kLeastXOfWide * w_bytes / 2 && divides(shape, kEvenWide)) found.push_back(kEvenWide);
   return found;
-}
-
-Result<StreamedLinear> StreamedLinear::make() {
-  StreamedLinear made;
-  int index = 0;
-  cudaDeviceProp device{};
-  RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
-  RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
-  made.processors_ = device.multiProcessorCount;
-  if (device.major != 9 || device.minor != 0 || !kCompiled) return made;
-  made.supported_ = made.encoder_.find() == cudaSuccess;  // an older driver has no such function
-  return made;
 }
 
 }  // namespace llm_dist::kernels

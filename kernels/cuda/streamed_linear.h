@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "kernels/cuda/even_linear.h"
+#include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
-#include "kernels/cuda/tensor_map.h"
-#include "src/base/status.h"
 
 namespace llm_dist::kernels {
 
@@ -24,8 +23,7 @@ class StreamedLinear {
   // The same of strips of 128 rows of W, so that x comes from L2 half as often.
   static constexpr int kEvenWide = 1 << 17;
 
-  // For the calling thread's device.
-  static Result<StreamedLinear> make();
+  explicit StreamedLinear(const HopperDevice& device) : device_(device) {}
 
   bool takes(const MatmulShape& shape) const;
   // Into how many parts the columns may be divided, so that more of the device reads, likely best first; then
@@ -40,9 +38,7 @@ class StreamedLinear {
                      cudaStream_t stream) const;
 
  private:
-  TensorMapEncoder encoder_;
-  int processors_ = 0;
-  bool supported_ = false;
+  HopperDevice device_;
 };
 
 }  // namespace llm_dist::kernels

@@ -28,11 +28,6 @@ constexpr int kRowBytes = 128;               // TMA's widest swizzle
 constexpr int kMostSharedBytes = 220 << 10;  // of a processor
 constexpr int kTileAlignment = 1024;         // of TMA's swizzle
 constexpr int kGroupRows = 8;                // of W, side by side in a gated strip
-#ifdef LLM_DIST_SM90A
-constexpr bool kCompiled = true;
-#else
-constexpr bool kCompiled = false;  // for other GPUs: there the kernels have no body
-#endif
 
 struct StreamArgs {
   int rows = 0;     // of x
@@ -40,7 +35,7 @@ struct StreamArgs {
   int steps = 0;    // stages that hold all columns of W
   int64_t y_stride = 0;
   const float* x_scales = nullptr;  // of its rows, where they come in parts
-  bool floats = false;  // y
+  bool floats = false;              // y
   bool gated = false;
 };
 
@@ -62,7 +57,8 @@ struct Stages {
   static constexpr int kWarps = kMultipliers / kWarpSize;
   static constexpr int kBringer = kWarps;  // the warp behind those asks for tiles
   static constexpr int kThreads = kMultipliers + kWarpSize;
-  // Of a processor. Two where a warpgroup waits for its products, so that one multiplies while the other adds.
+  // Of a processor. Two where a warpgroup waits for its products, so that one multiplies while the other
+  // adds.
   static constexpr int kBlocks = kF8 && kWarpgroups == 1 ? 2 : 1;
   // Of W and of x, side by side in a stage. One where a strip is wide: what was multiplied waits for the next
   // stage before it is asked for again, so that large ones leave much of the memory idle.
