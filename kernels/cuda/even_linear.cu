@@ -12,6 +12,7 @@
 // Strips may be wide: however few they are, no block is without work.
 #include <algorithm>
 
+#include "kernels/cuda/device/streamed_launch.cuh"
 #include "kernels/cuda/device/streamed_output.cuh"
 #include "kernels/cuda/device/streamed_products.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"

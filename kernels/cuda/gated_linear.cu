@@ -250,17 +250,6 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_gated(const __grid_const
 #endif
 }
 
-// A matrix read or written in boxes of kRowBytes and `box_rows` rows.
-TensorMapShape rows_of(
-    DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows) {
-  return {.dtype = dtype,
-          .data = data,
-          .dimensions = 2,
-          .sizes = {columns, rows},
-          .strides = {stride},
-          .box = {kStageColumns, box_rows}};
-}
-
 }  // namespace
 
 template <typename T>

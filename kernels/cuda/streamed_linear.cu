@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/cluster.cuh"
+#include "kernels/cuda/device/streamed_launch.cuh"
 #include "kernels/cuda/device/streamed_output.cuh"
 #include "kernels/cuda/device/streamed_products.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"

@@ -10,6 +10,18 @@ CUtensorMapDataType element_type(DType dtype) {
 
 }  // namespace
 
+int box_columns(DType dtype) { return static_cast<int>(128 / dtype_bytes(dtype)); }
+
+TensorMapShape rows_of(
+    DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows) {
+  return {.dtype = dtype,
+          .data = data,
+          .dimensions = 2,
+          .sizes = {columns, rows},
+          .strides = {stride},
+          .box = {box_columns(dtype), box_rows}};
+}
+
 cudaError_t TensorMapEncoder::find() {
   cudaDriverEntryPointQueryResult found{};
 #if CUDART_VERSION >= 12050

@@ -21,6 +21,12 @@ struct TensorMapShape {
   std::array<int, 5> box{};
 };
 
+// Of a box's first dimension.
+int box_columns(DType dtype);
+// Rows of a matrix, `stride` elements from one to the next, in boxes of `box_rows` of them.
+TensorMapShape rows_of(
+    DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows);
+
 class TensorMapEncoder {
  public:
   // Finds the driver's function, which older ones lack; before anything is encoded.
