@@ -12,6 +12,7 @@
 // Strips may be wide: however few they are, no block is without work.
 #include <algorithm>
 
+#include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/streamed_launch.cuh"
 #include "kernels/cuda/device/streamed_output.cuh"
 #include "kernels/cuda/device/streamed_products.cuh"
@@ -56,16 +57,6 @@ __device__ inline void await_flag(uint32_t* flag) {
     if (tries == kMostTries) __trap();
   }
   *flag = 0;
-}
-
-// What first-level caches hold may be older.
-__device__ inline float4 load_from_second_level(const float4* from) {
-  float4 value;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "l"(from)
-               : "memory");
-  return value;
 }
 
 // A range has at most one strip to leave, its first. A warp's sums go to the same warp of another block, by a

@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/vec.cuh"
@@ -74,15 +75,6 @@ __device__ inline Packet load_packet(const Packet* from) {
                : "l"(from)
                : "memory");
   return packet;
-}
-// What another block may have written: not out of this processor's cache.
-__device__ inline uint4 load_row_of_all(const void* from) {
-  uint4 raw;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-               : "l"(from)
-               : "memory");
-  return raw;
 }
 
 // 128 bytes.
@@ -285,7 +277,7 @@ struct Chain {
     const auto* from = static_cast<const uint4*>(step.x);
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < step.k / kLoad; i += kThreads)
-      reinterpret_cast<uint4*>(x)[i] = load_row_of_all(from + i);
+      reinterpret_cast<uint4*>(x)[i] = load_from_second_level(from + i);
     meet_warps();
   }
 
@@ -325,8 +317,10 @@ struct Chain {
 
   __device__ void bring_residual() const {
 #pragma unroll 2
-    for (int i = static_cast<int>(threadIdx.x) * kLoad; i < args.width; i += kThreads * kLoad)
-      copy_load(residual + i, load_row_of_all(static_cast<const T*>(args.residual) + i));
+    for (int i = static_cast<int>(threadIdx.x) * kLoad; i < args.width; i += kThreads * kLoad) {
+      const T* from = static_cast<const T*>(args.residual) + i;
+      copy_load(residual + i, load_from_second_level(reinterpret_cast<const uint4*>(from)));
+    }
   }
 
   __device__ void norm(const ChainStep& step, uint64_t number) const {
