@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/merge_softmaxes.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/paged_attention.h"

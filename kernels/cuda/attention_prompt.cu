@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/tiles.cuh"
 #include "kernels/cuda/paged_attention.h"
 

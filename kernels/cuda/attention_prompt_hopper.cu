@@ -5,7 +5,7 @@
 // the cache, or, where the cache holds codes, all four widen them. While one tile's keys are scored and
 // weighed, the tile before it is still being added up; and one warpgroup weighs while the other one
 // multiplies.
-#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/prompt_tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"

@@ -16,8 +16,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/cluster.cuh"
-#include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -175,8 +175,8 @@ struct Multiplier {
 
   // Two neighbouring columns of a row.
   __device__ static uint32_t gated_pair(const float (&sums)[kSums], int at) {
-    const float2 gate = unpack_pair(T(), pack_pair(T(), sums[at], sums[at + 1]));
-    const float2 up = unpack_pair(T(), pack_pair(T(), sums[at + kSums / 2], sums[at + kSums / 2 + 1]));
+    const float2 gate = pair_of(T(), pack_pair(T(), sums[at], sums[at + 1]));
+    const float2 up = pair_of(T(), pack_pair(T(), sums[at + kSums / 2], sums[at + kSums / 2 + 1]));
     return pack_pair(T(), silu_approx(gate.x) * up.x, silu_approx(gate.y) * up.y);
   }
   // Through shared memory, permuted as TMA expects it, which also leaves out rows behind the last.

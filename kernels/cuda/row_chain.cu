@@ -13,15 +13,14 @@
 // behind a barrier, before it sends.
 //
 // Sums are taken in float, in an order that depends on k alone.
-#include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/vec.cuh"
-#include "kernels/cuda/device/weight_words.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/row_chain_kernel.h"
 

@@ -42,21 +42,4 @@ __device__ inline uint32_t transpose_8x8(uint32_t rows) {
   return columns;
 }
 
-// Two floats to one register, `low` in its lower half.
-__device__ inline uint32_t pack_pair(__nv_bfloat16, float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ inline uint32_t pack_pair(__half, float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-// And back.
-__device__ inline float2 unpack_pair(__nv_bfloat16, uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-__device__ inline float2 unpack_pair(__half, uint32_t pair) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-}
-
 }  // namespace llm_dist::kernels

@@ -2,7 +2,7 @@
 // stores.
 #pragma once
 
-#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"
 #include "kernels/cuda/device/vec.cuh"

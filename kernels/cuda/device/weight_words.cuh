@@ -1,25 +1,18 @@
 // Weights as a thread loads them, 16 bytes at a time, and their elements as floats.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
+
+#include "kernels/cuda/device/pairs.cuh"
 
 namespace llm_dist::kernels {
 
 // Elements of a 16-byte load of W.
 template <typename W>
 constexpr int kLoadWidth = 16 / sizeof(W);
-
-// The low and the high element of a word, as floats.
-__device__ inline float2 pair_of(__nv_bfloat16, uint32_t word) {
-  return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
-}
-__device__ inline float2 pair_of(__half, uint32_t word) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&word));
-}
 
 // Elements 2 i and 2 i + 1 of a load, as floats.
 template <typename W>
