@@ -21,9 +21,6 @@ constexpr int64_t kMostRows = 64;
 // Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
 constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
-constexpr int64_t kLeastXOfWide = 32;    // bytes of a column; below, x is little beside W
-
-using AnyStages = Stages<0, 8>;  // all that are not wide have the same strips and steps
 
 // What a block does.
 struct Share {
@@ -96,6 +93,31 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #endif
 }
 
+// What a shape becomes without wide strips.
+struct Cut {
+  int64_t strips = 0;
+  int64_t steps = 0;
+  int64_t blocks = 0;  // of a processor
+};
+
+Cut cut_of(const MatmulShape& shape) {
+  Cut cut;
+  (void)with_stages(shape, [&](auto, auto stages) {
+    using S = decltype(stages);
+    cut = {strips_of<S>(shape), steps_of<S>(shape), S::kBlocks};
+    return cudaSuccess;
+  });
+  return cut;
+}
+
+// Whether a strip brings so much of x that it pays to bring it half as often: more than a quarter of what it
+// brings of W.
+bool x_is_much(const MatmulShape& shape) {
+  const int64_t of_w = kProductRows * (shape.f8_weight ? 1 : 2);  // bytes of a column
+  const int64_t of_x = shape.m * 2;  // two parts of 8 bits at least, or one of 16
+  return of_x > of_w / 4;
+}
+
 }  // namespace
 
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
@@ -126,26 +148,23 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
-  const bool even = device_.processors <= StreamMemory::kMostProcessors;
-  if (parts == kEven) return even;
-  if (parts == kEvenWide) return even;
+  if (parts == kEven || parts == kEvenWide) return device_.processors <= StreamMemory::kMostProcessors;
   const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
-  return known && parts <= steps_of<AnyStages>(shape);
+  return known && parts <= cut_of(shape).steps;
 }
 
 std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
-  const int64_t strips = strips_of<AnyStages>(shape);
-  const int64_t blocks = device_.processors * (shape.f8_weight ? Stages<2, 8>::kBlocks : 1);
+  const Cut cut = cut_of(shape);
+  const int64_t blocks = device_.processors * cut.blocks;
   int likely = 1;
-  while (likely < kMostParts && 2 * likely * strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
+  while (likely < kMostParts && 2 * likely * cut.strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
     likely *= 2;
   std::vector<int> found{likely};
   for (int parts = 1; parts <= kMostParts; parts *= 2) {
     if (parts != likely && divides(shape, parts)) found.push_back(parts);
   }
   if (divides(shape, kEven)) found.push_back(kEven);
-  const int64_t w_bytes = shape.f8_weight ? 1 : 2;
-  if (2 * shape.m > kLeastXOfWide * w_bytes / 2 && divides(shape, kEvenWide)) found.push_back(kEvenWide);
+  if (x_is_much(shape) && divides(shape, kEvenWide)) found.push_back(kEvenWide);
   return found;
 }
 
