@@ -21,9 +21,9 @@ struct QuantizeRows {
   const void* x = nullptr;  // [rows, k], aligned to 16 bytes like its stride
   int64_t x_stride = 0;     // in elements
   int64_t rows = 0;
-  int64_t k = 0;      // a multiple of 8
-  int parts = 1;      // or as many as hold an element: 2 of a bf16, 3 of an f16
-  int64_t part_rows = 0;  // of codes: `rows` at least, those behind them are not written
+  int64_t k = 0;             // a multiple of 8
+  int parts = 1;             // or as many as hold an element: 2 of a bf16, 3 of an f16
+  int64_t part_rows = 0;     // of codes: `rows` at least, those behind them are not written
   uint8_t* codes = nullptr;  // [parts, part_rows, k]
   float* scales = nullptr;   // [rows]: x ≈ scale · (code + code of the next part / kPartLift + …)
 };

@@ -61,8 +61,8 @@ class CudaLinear : public CudaLinearTest {
         *gpu_stream_,
         {.x = given.gpu, .weight = w.weight(gpu), .bias = wide ? Tensor{} : bias.gpu, .out = out.gpu});
     synchronize();
-    // Where both round x, a value between two codes may fall to either side. Where nothing is rounded, Hopper's
-    // products of 8-bit floats keep but 13 bits of a sum.
+    // Where both round x, a value between two codes may fall to either side. Where nothing is rounded,
+    // Hopper's products of 8-bit floats keep but 13 bits of a sum.
     const double tolerance =
         rounds == Rounds::kRows ? 2e-2 : 3e-3 + (wide ? 0 : 2 * CudaOpTest::tolerance(dtype));
     expect_near(out, expected, tolerance);

@@ -1,8 +1,8 @@
 // The products of a strip of W with all rows of x (streamed_tiles.cuh), sums in registers: by a warpgroup,
 // whose columns the rows of x are, so that few of them cost little.
 //
-// W in f8_e4m3 is multiplied as it is, by x in parts of 8 bits (quantize_rows.h): each part's rows are columns
-// of the product of their own.
+// W in f8_e4m3 is multiplied as it is, by x in parts of 8 bits (quantize_rows.h): each part's rows are
+// columns of the product of their own.
 #pragma once
 
 #include "kernels/cuda/device/streamed_tiles.cuh"
@@ -63,7 +63,8 @@ __device__ inline void add_products(T,
     products_begin(products);
 #pragma unroll
     for (int at = 0; at < S::kBoxes * kRowBytes; at += 32) {
-      const std::byte* weights = stages.weights(cursor.stage, at / kRowBytes) + group * kProductRows * kRowBytes;
+      const std::byte* weights =
+          stages.weights(cursor.stage, at / kRowBytes) + group * kProductRows * kRowBytes;
       const std::byte* x = stages.x(cursor.stage, at / kRowBytes);
       const int k = at % kRowBytes;
       if (at == 0) {

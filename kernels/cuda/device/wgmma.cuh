@@ -120,23 +120,24 @@ __device__ inline void products_done(float (&sums)[kCount]) {
                  : LLM_DIST_D_##num_sums(0)                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
   }
-#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)                                                   \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")                                           \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")                                          \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17")                                       \
+#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)             \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")     \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")    \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17") \
   LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33")
 
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
 
-// Of f8_e4m3: multiply_codes<kAdd>(d, a, b): D [64 × N] (+)= A · Bᵀ, A [64 × 32], B [N × 32] in shared memory.
-#define LLM_DIST_MULTIPLY_CODES(n, num_sums, a_at, b_at, add_at)                                              \
-  template <bool kAdd>                                                                                        \
-  __device__ inline void multiply_codes(float(&d)[num_sums], uint64_t a, uint64_t b) {                        \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LLM_DIST_SUMS_##num_sums "}, "  \
-                 a_at ", " b_at ", " add_at ", 1, 1;\n"                                                       \
-                 : LLM_DIST_D_##num_sums(0)                                                                   \
-                 : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                                        \
+// Of f8_e4m3: multiply_codes<kAdd>(d, a, b): D [64 × N] (+)= A · Bᵀ, A [64 × 32], B [N × 32] in shared
+// memory.
+#define LLM_DIST_MULTIPLY_CODES(n, num_sums, a_at, b_at, add_at)                                       \
+  template <bool kAdd>                                                                                 \
+  __device__ inline void multiply_codes(float(&d)[num_sums], uint64_t a, uint64_t b) {                 \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" LLM_DIST_SUMS_##num_sums \
+                 "}, " a_at ", " b_at ", " add_at ", 1, 1;\n"                                          \
+                 : LLM_DIST_D_##num_sums(0)                                                            \
+                 : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                                 \
   }
 LLM_DIST_MULTIPLY_CODES(16, 8, "%8", "%9", "%10")
 LLM_DIST_MULTIPLY_CODES(24, 12, "%12", "%13", "%14")
