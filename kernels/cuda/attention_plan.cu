@@ -102,11 +102,11 @@ __device__ int granules_in_one_round(const PlanArgs& args, int least, int blocks
   keys[thread] = work_of(args, thread).keys;
   __syncthreads();
   const int granules = least + thread;
+  const bool tries = 2 * granules <= 3 * least;
   const int share = granules * kShareGranule;
-  int shares = 0;
-  for (int s = 0; s < args.num_sequences; ++s) shares += (keys[s] + share - 1) / share;
-  const bool fits = shares <= blocks && 2 * granules <= 3 * least;
-  const int found = block_reduce(fits ? granules : INT_MAX, MinOp());
+  int shares = tries ? 0 : INT_MAX;
+  for (int s = 0; tries && s < args.num_sequences; ++s) shares += (keys[s] + share - 1) / share;
+  const int found = block_reduce(shares <= blocks ? granules : INT_MAX, MinOp());
   return found == INT_MAX ? least : found;
 }
 
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
   const int blocks = max(1, static_cast<int>(kTargetBlocks) / args.num_kv_heads);
   const int wanted = static_cast<int>((all_keys + blocks - 1) / blocks);
   int granules = max(1, (wanted + kShareGranule - 1) / kShareGranule);
-  if (decodes <= blocks && args.num_sequences <= kPlanThreads)
+  if (granules > 1 && decodes <= blocks && args.num_sequences <= kPlanThreads)
     granules = granules_in_one_round(args, granules, blocks);
   int share = granules * kShareGranule;
   // As they are, many sequences of about one length keep all busy for about one time.

@@ -246,7 +246,8 @@ void Matmul::end_tuning() {
 }
 
 bool Matmul::takes_streamed(const MatmulShape& shape) const {
-  return kernels_ != LinearKernels::kLibrary && streamed_.takes(shape);
+  const bool has_room = !shape.f8_weight || StreamMemory::kMostCodeRows * shape.k <= memory_.codes_bytes;
+  return kernels_ != LinearKernels::kLibrary && has_room && streamed_.takes(shape);
 }
 
 // Likely best first.

@@ -19,6 +19,7 @@ __device__ inline float factor_of(float largest, int parts) {
   // Of a power of two nothing is rounded: to between 128 and 256, of those that f8_e4m3 has.
   constexpr uint32_t kLift = 127 + 7;
   const uint32_t exponent = __float_as_uint(largest) >> 23;
+  if (exponent == 255) return NAN;  // E4M3 has no infinity: it would become a number
   return __uint_as_float(min(kLift + 127 - exponent, 254u) << 23);
 }
 
@@ -115,6 +116,7 @@ void launch(const QuantizeRows& rows, cudaStream_t stream) {
 template <typename T, int kParts>
 void launch_parts(const QuantizeRows& rows, cudaStream_t stream) {
   if (rows.parts == kParts) return launch<T, kParts>(rows, stream);
+  CHECK(rows.parts == 1);
   launch<T, 1>(rows, stream);
 }
 

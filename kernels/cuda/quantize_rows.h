@@ -13,7 +13,7 @@
 
 namespace llm_dist::kernels {
 
-// A code that has rounded leaves at most a 32nd of itself over.
+// Of rows that are scaled to below 256 a code leaves 8 over at most: lifted, that is 256.
 inline constexpr float kPartLift = 32;
 
 struct QuantizeRows {

@@ -404,8 +404,8 @@ void Scheduler::leave_unstarted(Sequence& sequence) {
 void Scheduler::give_back(Sequence& sequence) {
   const std::span<const int32_t> blocks = mirror_.blocks(sequence.slot);
   CHECK_EQ(static_cast<int32_t>(blocks.size()), sequence.num_blocks);
-  // The first is then the next to be allocated, and the others behind it: blocks that follow each other are
-  // copied at once in attention.
+  // Of those without a hash the first is then the next to be allocated, and the others behind it: blocks that
+  // follow each other are copied at once in attention.
   for (const int32_t block : std::views::reverse(blocks)) pool_.release(block);
   draining_blocks_ -= sequence.num_blocks;
   used_kv_tokens_ -= sequence.computed_ahead;

@@ -114,7 +114,8 @@ TEST_F(CudaGated, AsOnTheCpu) {
 }
 
 TEST_F(CudaGated, WithF8Weights) {
-  for (LinearKernels kernels : {LinearKernels::kEven, LinearKernels::kFastest}) {
+  for (LinearKernels kernels :
+       {LinearKernels::kEven, LinearKernels::kEvenWide, LinearKernels::kOwn, LinearKernels::kFastest}) {
     use_state(kernels);
     for (DType dtype : {DType::kBF16, DType::kF16}) {
       for (auto [m, n, k] : kShapes) {

@@ -1,6 +1,8 @@
 // The linear layers on a GPU beside the CPU's: the library's kernels and our own, tuned and not.
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "tests/kernels/cuda_linear_fixture.h"
 
@@ -66,6 +68,34 @@ class CudaLinear : public CudaLinearTest {
     const double tolerance =
         rounds == Rounds::kRows ? 2e-2 : 3e-3 + (wide ? 0 : 2 * CudaOpTest::tolerance(dtype));
     expect_near(out, expected, tolerance);
+  }
+  // Floats, of rows of x that the CPU's side has.
+  Twin run_f8_rows(const Twin& x, const F8Weight& w) {
+    upload(x);
+    const Twin out = output_twin(DType::kF32, {x.cpu.dim(0), w.n});
+    module_->ops->linear(*gpu_state_,
+                         *gpu_stream_,
+                         {.x = x.gpu,
+                          .weight = w.weight([](const Twin& twin) { return twin.gpu; }),
+                          .bias = {},
+                          .out = out.gpu});
+    synchronize();
+    return out;
+  }
+  void check_f8_rows(const Twin& x, const F8Weight& w, double tolerance) {
+    SCOPED_TRACE(format("{} rows of {}", x.cpu.dim(0), x.cpu.dtype));
+    const Twin out = run_f8_rows(x, w);
+    const Twin expected = output_twin(DType::kF32, {x.cpu.dim(0), w.n});
+    cpu_ops().linear(*cpu_state_,
+                     *cpu_stream_,
+                     {.x = as_floats(x).cpu,
+                      .weight = w.weight([](const Twin& twin) { return twin.cpu; }),
+                      .bias = {},
+                      .out = expected.cpu});
+    expect_near(out, expected, tolerance);
+  }
+  float downloaded(const Twin& floats, int64_t at) {
+    return reinterpret_cast<const float*>(download(floats).data())[at];
   }
   static int lines_of(const std::filesystem::path& path) {
     std::ifstream file(path);
@@ -151,7 +181,6 @@ TEST_P(CudaLinearEven, FewRows) {
   }
 }
 
-// Wide strips are of other weights: those that ask for them get another kernel of ours.
 TEST_P(CudaLinearEven, FewRowsByF8Weights) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 7, 9, 17, 32}) {
@@ -202,37 +231,58 @@ TEST_F(CudaLinear, F8WeightsOfFewRowsByOurKernels) {
   }
 }
 
+// Of a row only one element in every 256 columns is not zero: products of 8-bit floats drop nothing of a sum
+// then, and what is off is what the parts of x do not hold.
+TEST_F(CudaLinear, F8WeightsOfFewRowsLeaveXAsItIs) {
+  use_state(LinearKernels::kFastest);
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {2, 9, 32}) {
+      const F8Weight w = f8_weight(130, 1024);
+      const Twin x = random_twin(dtype, {m, w.k});
+      for (int64_t i = 0; i < m * w.k; ++i) {
+        if (i % 256 != i / w.k * 7 % 256) set_element(x.cpu, i, 0);
+      }
+      check_f8_rows(x, w, 1e-5);
+    }
+  }
+}
+
 // An element that scales the others of its row down, and counts for nothing itself.
 TEST_F(CudaLinear, F8WeightsOfFewRowsWithLargeElements) {
   use_state(LinearKernels::kFastest);
-  constexpr int64_t kRows = 5;
-  constexpr int64_t kColumns = 1024;
   constexpr int64_t kAt = 77;
-  F8Weight w = f8_weight(130, kColumns);
-  for (int64_t row = 0; row < w.n; ++row) static_cast<uint8_t*>(w.codes.cpu.data)[row * kColumns + kAt] = 0;
+  F8Weight w = f8_weight(130, 1024);
+  for (int64_t row = 0; row < w.n; ++row) static_cast<uint8_t*>(w.codes.cpu.data)[row * w.k + kAt] = 0;
   upload(w.codes);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    Twin x = random_twin(dtype, {kRows, kColumns});
-    for (int64_t row = 0; row < kRows; ++row) set_element(x.cpu, row * kColumns + kAt, 3000);
-    upload(x);
-    const Twin seen = as_floats(x);
-    const Twin out = output_twin(DType::kF32, {kRows, w.n});
-    const Twin expected = output_twin(DType::kF32, {kRows, w.n});
-    cpu_ops().linear(*cpu_state_,
-                     *cpu_stream_,
-                     {.x = seen.cpu,
-                      .weight = w.weight([](const Twin& twin) { return twin.cpu; }),
-                      .bias = {},
-                      .out = expected.cpu});
-    module_->ops->linear(*gpu_state_,
-                         *gpu_stream_,
-                         {.x = x.gpu,
-                          .weight = w.weight([](const Twin& twin) { return twin.gpu; }),
-                          .bias = {},
-                          .out = out.gpu});
-    synchronize();
-    expect_near(out, expected, 3e-3);
+    const Twin x = random_twin(dtype, {5, w.k});
+    for (int64_t row = 0; row < 5; ++row) set_element(x.cpu, row * w.k + kAt, 3000);
+    check_f8_rows(x, w, 3e-3);
   }
+}
+
+TEST_F(CudaLinear, F8WeightsOfFewRowsThatAreNoNumbers) {
+  use_state(LinearKernels::kFastest);
+  const F8Weight w = f8_weight(130, 1024);
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (double value : {infinity, -infinity, std::nan("")}) {
+    const Twin x = random_twin(DType::kBF16, {2, w.k});
+    set_element(x.cpu, w.k + 5, value);
+    const Twin out = run_f8_rows(x, w);
+    for (int64_t i = 0; i < w.n; ++i) {
+      EXPECT_TRUE(std::isfinite(downloaded(out, i)));
+      EXPECT_FALSE(std::isfinite(downloaded(out, w.n + i))) << value;
+    }
+  }
+}
+
+// There is no memory for parts of x: row by row.
+TEST_F(CudaLinear, F8WeightsThatNobodyAnnounced) {
+  OpStateOptions options = options_;
+  options.f8_weights = false;
+  gpu_state_.reset();
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  for (int64_t m : {1, 5, 40}) check_f8(DType::kBF16, false, m, 130, 1024, Rounds::kNothing);
 }
 
 TEST_F(CudaLinear, F8WeightsOfManyRows) {
@@ -291,16 +341,12 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
   use_state(GetParam());
   constexpr int64_t kWide = 4096;
   constexpr int64_t kNarrow = 512;
-  for (int64_t m : {1, 4, 17, 40}) {
-    Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
-    Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
+  auto gpu = [](const Twin& twin) { return twin.gpu; };
+  auto check = [&](int64_t m, const Weight& up, const Weight& down) {
     Twin start = random_twin(DType::kBF16, {m, kNarrow});
     Twin narrow = output_twin(DType::kBF16, {m, kNarrow});
     Twin wide = output_twin(DType::kBF16, {m, kWide});
-    auto multiply = [&](const Twin& x, const Twin& w, const Twin& y) {
-      Weight weight{.scheme = WeightScheme::kBF16, .n = y.gpu.dim(1), .k = x.gpu.dim(1)};
-      weight.parts[0] =
-          Tensor::contiguous(w.gpu.data, DType::kU8, {weight.n, weight.k * 2}, gpu_backend_->device());
+    auto multiply = [&](const Twin& x, const Weight& weight, const Twin& y) {
       module_->ops->linear(*gpu_state_, *gpu_stream_, {.x = x.gpu, .weight = weight, .out = y.gpu});
     };
     auto chain = [&](bool one_by_one) {
@@ -327,6 +373,16 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
       for (int replay = 0; replay < 3; ++replay) (*graph)->launch(*gpu_stream_);
       EXPECT_EQ(download(narrow), expected) << m << " rows, replayed";
     }
+  };
+  for (int64_t m : {1, 4, 17, 40}) {
+    const Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
+    const Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
+    check(m, dense_weight(up, gpu), dense_weight(down, gpu));
+  }
+  for (int64_t m : {2, 9, 17, 32}) {
+    const F8Weight up = f8_weight(kWide, kNarrow);
+    const F8Weight down = f8_weight(kNarrow, kWide);
+    check(m, up.weight(gpu), down.weight(gpu));
   }
 }
 

@@ -113,6 +113,7 @@ cudaError_t launch_streamed(
                                       : rows_of(weight, operands.w, shape.k, shape.n, shape.k, S::kStripRows),
                           w);
   if (error == cudaSuccess) {
+    // Rows that x does not have are whatever was there: columns of a product that nobody stores.
     const uint8_t* codes = call.memory.codes;
     error = call.encoder.encode(
         S::kF8 ? rows_of(weight, codes, shape.k, S::kXRows, shape.k, S::kXRows)

@@ -1,4 +1,5 @@
-// Matrix products of a warpgroup (four warps): D [64 × N] += A [64 × 16] · Bᵀ, B [N × 16], 16-bit elements,
+// Matrix products of a warpgroup (four warps): D [64 × N] += A [64 × 16] · Bᵀ, B [N × 16], 16-bit elements
+// (or, where said, A [64 × 32] and B [N × 32] of f8_e4m3),
 // sums in float (PTX ISA, "wgmma.mma_async"); B in shared memory, A there or in registers. Needs compute
 // capability 9.0a. With w = warp % 4, g = lane / 4 and q = lane % 4, a thread holds of D
 //   d[4 j] (16 w + g, 8 j + 2 q), d[4 j + 1] (16 w + g, 8 j + 2 q + 1),
@@ -111,14 +112,14 @@ __device__ inline void products_done(float (&sums)[kCount]) {
                  : LLM_DIST_D_##num_sums(0)                                                \
                  : "l"(a), "l"(b));                                                        \
   }
-// a0_at, …: the places of A's registers; by_columns: 1 where B's columns lie along the tile's rows.
-#define LLM_DIST_MULTIPLY_ROWS(name, by_columns, T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at) \
-  __device__ inline void name(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {                   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements                   \
-                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at      \
-                                               ", 1, 1, 1, " #by_columns ";\n"                               \
-                 : LLM_DIST_D_##num_sums(0)                                                                  \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
+// a0_at, …: the places of A's registers; B's columns lie along the tile's rows.
+#define LLM_DIST_MULTIPLY_ROWS(name, T, elements, n, num_sums, a0_at, a1_at, a2_at, a3_at, b_at)        \
+  __device__ inline void name(T, float(&d)[num_sums], const uint32_t(&a)[4], uint64_t b) {              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements              \
+                 " {" LLM_DIST_SUMS_##num_sums "}, {" a0_at ", " a1_at ", " a2_at ", " a3_at "}, " b_at \
+                                               ", 1, 1, 1, 1;\n"                                        \
+                 : LLM_DIST_D_##num_sums(0)                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
   }
 #define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)             \
   LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")     \
@@ -157,10 +158,10 @@ LLM_DIST_MULTIPLY_CODES(96, 48, "%48", "%49", "%50")
                  : LLM_DIST_D_64(0)                                                     \
                  : "l"(a), "l"(b), "n"(kAdd ? 1 : 0));                                  \
   }
-#define LLM_DIST_MULTIPLY_ATTENTION(T, elements)                                                      \
-  LLM_DIST_MULTIPLY_128_TILES(T, elements)                                                            \
-  LLM_DIST_MULTIPLY_ROWS(multiply_columns, 1, T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
-  LLM_DIST_MULTIPLY_ROWS(multiply_columns, 1, T, elements, 128, 64, "%64", "%65", "%66", "%67", "%68")
+#define LLM_DIST_MULTIPLY_ATTENTION(T, elements)                                                   \
+  LLM_DIST_MULTIPLY_128_TILES(T, elements)                                                         \
+  LLM_DIST_MULTIPLY_ROWS(multiply_columns, T, elements, 64, 32, "%32", "%33", "%34", "%35", "%36") \
+  LLM_DIST_MULTIPLY_ROWS(multiply_columns, T, elements, 128, 64, "%64", "%65", "%66", "%67", "%68")
 
 LLM_DIST_MULTIPLY_ATTENTION(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ATTENTION(__half, f16)
