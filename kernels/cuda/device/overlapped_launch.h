@@ -3,6 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <utility>
 
 namespace llm_dist::kernels {
@@ -15,25 +18,45 @@ struct OverlappedLaunch {
   int cluster_blocks = 0;  // along x; 0: no clusters
 };
 
+// Whether the calling thread's device does: from compute capability 9.0 on.
+inline bool starts_kernels_early() {
+  enum : int8_t { kNotAsked, kNo, kYes };
+  static std::array<std::atomic<int8_t>, 64> known{};
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= static_cast<int>(known.size())) return false;
+  std::atomic<int8_t>& of_device = known[static_cast<size_t>(device)];
+  if (of_device == kNotAsked) {
+    int major = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    of_device = error == cudaSuccess && major >= 9 ? kYes : kNo;
+  }
+  return of_device == kYes;
+}
+
 // Launches a kernel that may start before the one in front of it on the stream has ended (programmatic
 // dependent launch): all of its threads call wait_for_previous() before they touch anything that a step
 // writes (device/overlap.cuh), and before they return.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(launch.cluster_blocks);
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = 1;
+  unsigned count = 0;
+  if (starts_kernels_early()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (launch.cluster_blocks > 0) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim.x = static_cast<unsigned>(launch.cluster_blocks);
+    attributes[count].val.clusterDim.y = 1;
+    attributes[count++].val.clusterDim.z = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = launch.grid;
   config.blockDim = dim3(static_cast<unsigned>(launch.threads));
   config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
   config.stream = launch.stream;
   config.attrs = attributes;
-  config.numAttrs = launch.cluster_blocks > 0 ? 2 : 1;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
