@@ -172,7 +172,7 @@ cudaError_t launch_even_linear(const HopperDevice& device,
     const int64_t blocks = std::min<int64_t>(device.processors * S::kBlocks, count * steps_of<S>(shape));
     return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(count), memory);
   };
-  return strips == Strips::kWide ? with_wide_stages(shape, launch) : with_stages(shape, launch);
+  return strips == Strips::kWide ? with_stages<2>(shape, launch) : with_stages(shape, launch);
 }
 
 }  // namespace llm_dist::kernels

@@ -2,11 +2,13 @@
 // as soon as it has been multiplied; x comes from cache. The first loads of W do not wait for x, whose kernel
 // may still run.
 // Sums are taken in float, in an order that depends on k alone; scales of rows multiply them at the end.
+#include <cuda_fp8.h>
+
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/vec.cuh"
-#include "kernels/cuda/device/weight_words.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/skinny_linear.h"
 
@@ -16,6 +18,19 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kLoads = 8;  // of W in flight
+
+// Elements of a 16-byte load of W.
+template <typename W>
+constexpr int kLoadWidth = 16 / sizeof(W);
+
+// Elements 2 i and 2 i + 1 of a load, as floats.
+template <typename W>
+__device__ inline float2 weight_pair(const uint4& load, int i) {
+  const auto* words = reinterpret_cast<const uint32_t*>(&load);
+  if constexpr (sizeof(W) == 2) return pair_of(W(), words[i]);
+  const auto codes = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> (i % 2 * 16));
+  return __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3)));
+}
 
 struct SkinnyArgs {
   int64_t n;  // columns of y

@@ -68,7 +68,8 @@ class CudaLinearTest : public CudaOpTest {
       }
     }
   }
-  enum class Rounds : uint8_t { kNothing, kRows };
+  // kSums: Hopper's products of 8-bit floats, which keep but 13 bits of a sum.
+  enum class Rounds : uint8_t { kNothing, kSums, kRows };
   // In float, so that what was rounded once is not rounded again.
   Twin as_floats(const Twin& twin) {
     std::vector<double> values;

@@ -18,44 +18,27 @@ namespace llm_dist::kernels::streamed {
 template <typename T>
 constexpr int kPartsOf = std::is_same_v<T, __half> ? 3 : 2;
 
-// with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_wide_stages(shape, run):
+// with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
 // with wide strips.
-template <int kParts, typename T, typename Run>
+template <int kParts, int kWarpgroups, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
-  if (rows <= 8) return run(type, Stages<kParts, 8>());
-  if (rows <= 16) return run(type, Stages<kParts, 16>());
-  if constexpr (kParts > 0) {
-    return run(type, Stages<kParts, 32>());
-  } else {
-    return rows <= 32 ? run(type, Stages<kParts, 32>()) : run(type, Stages<kParts, 64>());
+  if constexpr (kWarpgroups == 1) {
+    if (rows <= 8) return run(type, Stages<kParts, 8>());
   }
-}
-template <int kParts, typename T, typename Run>
-cudaError_t with_wide_stages_of(T type, int64_t rows, Run&& run) {
-  if (rows <= 16) return run(type, Stages<kParts, 16, 2>());
-  if constexpr (kParts > 0) {
-    return run(type, Stages<kParts, 32, 2>());
-  } else {
-    return rows <= 32 ? run(type, Stages<kParts, 32, 2>()) : run(type, Stages<kParts, 64, 2>());
+  if (rows <= 16) return run(type, Stages<kParts, 16, kWarpgroups>());
+  if constexpr (kParts == 0) {
+    if (rows > 32) return run(type, Stages<kParts, 64, kWarpgroups>());
   }
+  return run(type, Stages<kParts, 32, kWarpgroups>());
 }
-template <typename Run>
-cudaError_t with_type(const MatmulShape& shape, Run&& run) {
-  return shape.in == DType::kBF16 ? run(__nv_bfloat16()) : run(__half());
-}
-template <typename Run>
+template <int kWarpgroups = 1, typename Run>
 cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
-  return with_type(shape, [&](auto type) {
-    return shape.f8_weight ? with_stages_of<kPartsOf<decltype(type)>>(type, shape.m, run)
-                           : with_stages_of<0>(type, shape.m, run);
-  });
-}
-template <typename Run>
-cudaError_t with_wide_stages(const MatmulShape& shape, Run&& run) {
-  return with_type(shape, [&](auto type) {
-    return shape.f8_weight ? with_wide_stages_of<kPartsOf<decltype(type)>>(type, shape.m, run)
-                           : with_wide_stages_of<0>(type, shape.m, run);
-  });
+  auto with_type = [&](auto type) {
+    constexpr int kParts = kPartsOf<decltype(type)>;
+    return shape.f8_weight ? with_stages_of<kParts, kWarpgroups>(type, shape.m, run)
+                           : with_stages_of<0, kWarpgroups>(type, shape.m, run);
+  };
+  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
 }
 
 template <typename S>
@@ -96,6 +79,7 @@ cudaError_t launch_streamed(
     int64_t blocks,
     int cluster_blocks,
     Rest... rest) {
+  static_assert(!S::kF8 || S::kXRows <= StreamMemory::kMostCodeRows);
   const MatmulShape& shape = call.shape;
   const MatmulOperands& operands = call.operands;
   const StreamArgs args{.rows = static_cast<int>(shape.m),

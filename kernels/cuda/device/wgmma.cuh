@@ -1,7 +1,7 @@
 // Matrix products of a warpgroup (four warps): D [64 × N] += A [64 × 16] · Bᵀ, B [N × 16], 16-bit elements
-// (or, where said, A [64 × 32] and B [N × 32] of f8_e4m3),
-// sums in float (PTX ISA, "wgmma.mma_async"); B in shared memory, A there or in registers. Needs compute
-// capability 9.0a. With w = warp % 4, g = lane / 4 and q = lane % 4, a thread holds of D
+// (where said, A [64 × 32] and B [N × 32] of f8_e4m3), sums in float (PTX ISA, "wgmma.mma_async"); B in
+// shared memory, A there or in registers. Needs compute capability 9.0a. With w = warp % 4, g = lane / 4 and
+// q = lane % 4, a thread holds of D
 //   d[4 j] (16 w + g, 8 j + 2 q), d[4 j + 1] (16 w + g, 8 j + 2 q + 1),
 //   d[4 j + 2] (16 w + g + 8, 8 j + 2 q), d[4 j + 3] (16 w + g + 8, 8 j + 2 q + 1),
 // and of an A in registers, two elements in each,
@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/tiles.cuh"
+#include "kernels/cuda/device/wgmma_registers.h"
 
 namespace llm_dist::kernels {
 
@@ -70,39 +71,6 @@ __device__ inline void products_done(float (&sums)[kCount]) {
 // multiply_tiles(T, d, a, b): D [64 × N] += A · Bᵀ with T's elements, N / 2 sums d to a thread; a and b are
 // swizzled_tile()s. Where A is in registers, they are not to be written until the products are done. The
 // instruction names each of its registers, hence a function for every N.
-#define LLM_DIST_SUMS_4 "%0, %1, %2, %3"
-#define LLM_DIST_SUMS_8 LLM_DIST_SUMS_4 ", %4, %5, %6, %7"
-#define LLM_DIST_SUMS_12 LLM_DIST_SUMS_8 ", %8, %9, %10, %11"
-#define LLM_DIST_SUMS_16 LLM_DIST_SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define LLM_DIST_SUMS_24 LLM_DIST_SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define LLM_DIST_SUMS_32   \
-  LLM_DIST_SUMS_16         \
-  ", %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LLM_DIST_SUMS_48 \
-  LLM_DIST_SUMS_32       \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define LLM_DIST_SUMS_64                                                                                 \
-  LLM_DIST_SUMS_32                                                                                       \
-  ", %32, %33, %34, %35, "                                                                               \
-  "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, " \
-  "%56, "                                                                                                \
-  "%57, %58, %59, %60, %61, %62, %63"
-#define LLM_DIST_SUMS_128                                                                        \
-  LLM_DIST_SUMS_64                                                                               \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"             \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"             \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define LLM_DIST_D_4(i) "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define LLM_DIST_D_8(i) LLM_DIST_D_4(i), LLM_DIST_D_4((i) + 4)
-#define LLM_DIST_D_12(i) LLM_DIST_D_8(i), LLM_DIST_D_4((i) + 8)
-#define LLM_DIST_D_16(i) LLM_DIST_D_8(i), LLM_DIST_D_8((i) + 8)
-#define LLM_DIST_D_24(i) LLM_DIST_D_16(i), LLM_DIST_D_8((i) + 16)
-#define LLM_DIST_D_32(i) LLM_DIST_D_16(i), LLM_DIST_D_16((i) + 16)
-#define LLM_DIST_D_48(i) LLM_DIST_D_32(i), LLM_DIST_D_16((i) + 32)
-#define LLM_DIST_D_64(i) LLM_DIST_D_32(i), LLM_DIST_D_32((i) + 32)
-#define LLM_DIST_D_128(i) LLM_DIST_D_64(i), LLM_DIST_D_64((i) + 64)
 
 // a_at and b_at: the places of the operands behind the sums.
 #define LLM_DIST_MULTIPLY_TILES(T, elements, n, num_sums, a_at, b_at)                      \
@@ -191,23 +159,5 @@ LLM_DIST_MULTIPLY_256_TILES(__half, f16)
 #undef LLM_DIST_MULTIPLY_ALL_TILES
 #undef LLM_DIST_MULTIPLY_TILES
 #undef LLM_DIST_MULTIPLY_ROWS
-#undef LLM_DIST_D_128
-#undef LLM_DIST_D_64
-#undef LLM_DIST_D_48
-#undef LLM_DIST_D_32
-#undef LLM_DIST_D_24
-#undef LLM_DIST_D_16
-#undef LLM_DIST_D_12
-#undef LLM_DIST_D_8
-#undef LLM_DIST_D_4
-#undef LLM_DIST_SUMS_128
-#undef LLM_DIST_SUMS_64
-#undef LLM_DIST_SUMS_48
-#undef LLM_DIST_SUMS_32
-#undef LLM_DIST_SUMS_24
-#undef LLM_DIST_SUMS_16
-#undef LLM_DIST_SUMS_12
-#undef LLM_DIST_SUMS_8
-#undef LLM_DIST_SUMS_4
 
 }  // namespace llm_dist::kernels
