@@ -46,6 +46,8 @@ cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& m
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
     if (i < 4) strides[i] = static_cast<cuuint64_t>(shape.strides[i] * dtype_bytes(shape.dtype));
   }
+  // L2 fetches 128 bytes, as much as a row of a box has. With 256, rows of weights that are read once come 3
+  // to 8 % slower.
   const CUresult result =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_)(&map,
                                                                    element_type(shape.dtype),
@@ -57,7 +59,7 @@ cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& m
                                                                    every,
                                                                    CU_TENSOR_MAP_INTERLEAVE_NONE,
                                                                    CU_TENSOR_MAP_SWIZZLE_128B,
-                                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
