@@ -16,8 +16,6 @@ namespace {
 constexpr int kCandidates = 16;
 // A candidate takes the first guess's place only when it is faster by more than timings scatter.
 constexpr float kClearlyFaster = 0.98f;
-// What a timing alone doesn't see, in milliseconds: ours read weights before the kernel in front has ended.
-constexpr float kOverlap = 0.003f;
 
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
@@ -394,9 +392,6 @@ Result<size_t> Matmul::fastest(const Plan& plan,
   ASSIGN_OR_RETURN(std::vector<float> times, timer_->time(tried.size(), stream.handle(), [&](size_t i) {
     return issue(plan, shape, tried[i], operands, stream).ok();
   }));
-  for (size_t i = 0; i < tried.size(); ++i) {
-    if (tried[i].parts == 0) times[i] += kOverlap;
-  }
   const auto best = static_cast<size_t>(std::min_element(times.begin(), times.end()) - times.begin());
   return times[best] < kClearlyFaster * times[0] ? best : 0;
 }

@@ -1,8 +1,10 @@
-// MatmulTimer: times kernels whose weights come from memory, as they do in a step.
+// MatmulTimer: times kernels of products as they run in a step: weights come from memory, and a kernel that
+// can begins to read them before the one in front of it has ended.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -18,7 +20,8 @@ class MatmulTimer {
   MatmulTimer(const MatmulTimer&) = delete;
   MatmulTimer& operator=(const MatmulTimer&) = delete;
 
-  // The least time of each of `count` candidates, in milliseconds; infinite for one whose issue(i) returns
+  // The least time of each of `count` candidates and a wait in front of it that is the same for all, in
+  // milliseconds; infinite for one whose issue(i) returns
   // false. Waits for the stream.
   Result<std::vector<float>> time(size_t count,
                                   cudaStream_t stream,
@@ -27,6 +30,8 @@ class MatmulTimer {
  private:
   void forget_caches(cudaStream_t stream);
 
+  int64_t pause_cycles_ = 0;
+  int processors_ = 0;
   void* scrub_ = nullptr;  // more than the L2 cache holds; null where memory is short: then caches stay warm
   size_t scrub_bytes_ = 0;
   std::vector<cudaEvent_t> events_;  // begin and end of each run
