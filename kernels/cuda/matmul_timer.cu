@@ -2,7 +2,6 @@
 #include <limits>
 
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/overlapped_launch.h"
 #include "kernels/cuda/matmul_timer.h"
 #include "src/device/cuda/cuda_error.h"
 
@@ -10,8 +9,8 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr size_t kRuns = 5;
-// Until x comes, what fits a kernel that reads ahead has come, as it mostly has in a step: timestamps there
-// show 4 to 10 µs, of which memory takes 6 to fill all processors.
+// Longer than the 6 µs in which memory fills the processors of an H200. In steps of few rows it is 4 to 9 µs
+// from the start of a product's blocks until x comes. Of 5, 8 and 12 µs: docs/performance.md.
 constexpr int64_t kPauseNanoseconds = 12000;
 
 // Keeps the next kernel waiting, which may begin meanwhile with what it reads ahead.
@@ -50,11 +49,11 @@ MatmulTimer::MatmulTimer() {
   processors_ = attribute_of(cudaDevAttrMultiProcessorCount, device);
   const int cache_bytes = attribute_of(cudaDevAttrL2CacheSize, device);
   scrub_bytes_ = static_cast<size_t>(cache_bytes) + static_cast<size_t>(cache_bytes) / 4;
-  if (scrub_bytes_ > 0 && (cudaMalloc(&scrub_, scrub_bytes_) != cudaSuccess ||
-                           cudaMemset(scrub_, 0, scrub_bytes_) != cudaSuccess)) {
+  if (scrub_bytes_ > 0 && cudaMalloc(&scrub_, scrub_bytes_) != cudaSuccess) {
     scrub_ = nullptr;
     (void)cudaGetLastError();
   }
+  if (scrub_ != nullptr) (void)cudaMemset(scrub_, 0, scrub_bytes_);
 }
 
 MatmulTimer::~MatmulTimer() {

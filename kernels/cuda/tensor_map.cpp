@@ -46,8 +46,8 @@ cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& m
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
     if (i < 4) strides[i] = static_cast<cuuint64_t>(shape.strides[i] * dtype_bytes(shape.dtype));
   }
-  // L2 fetches 128 bytes, as much as a row of a box has. With 256, rows of weights that are read once come 3
-  // to 8 % slower.
+  // L2 fetches 128 bytes, as much as a row of a box has. With 256, boxes of weights came 3 to
+  // 10 % slower (docs/performance.md).
   const CUresult result =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_)(&map,
                                                                    element_type(shape.dtype),
