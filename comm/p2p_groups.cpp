@@ -118,23 +118,31 @@ Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
                                                             std::optional<PeerLimits> limits) {
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> nccl,
                    make_nccl_communicator(world, world_ranks, name, device_index));
-  if (world_ranks.size() == 1) return nccl;
-  PeerGroup group{.info = nccl->info(), .device_index = device_index};
+  return put_peer_memory_before(std::move(nccl), world, world_ranks, device_index, limits);
+}
+
+Result<std::unique_ptr<Communicator>> put_peer_memory_before(std::unique_ptr<Communicator> fallback,
+                                                             World& world,
+                                                             std::span<const int> world_ranks,
+                                                             int device_index,
+                                                             std::optional<PeerLimits> limits) {
+  if (world_ranks.size() == 1) return fallback;
+  PeerGroup group{.info = fallback->info(), .device_index = device_index};
   group.limits = limits.value_or(default_peer_limits(group.info.size));
   if (!share_a_host(world, world_ranks)) {
     say_which(group, failed_precondition("its ranks are on several hosts"));
-    return nccl;
+    return fallback;
   }
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> hosts,
-                   world.make_communicator(world_ranks, name + "-peers"));
+                   world.make_communicator(world_ranks, group.info.name + "-peers"));
   ASSIGN_OR_RETURN(const NcclModule* module, open_nccl_module());
   auto meeting = std::make_shared<Meeting>(std::move(hosts), Deadline::after(world.options().setup_timeout));
   group.leave = [meeting] { return meeting->leave(); };
   Status why;
   ASSIGN_OR_RETURN(std::unique_ptr<PeerMemory> memory, open_peers(*module, group, *meeting, why));
   say_which(group, why);
-  if (memory == nullptr) return nccl;
-  return memory->connect(std::move(nccl));
+  if (memory == nullptr) return fallback;
+  return memory->connect(std::move(fallback));
 }
 
 }  // namespace llm_dist::comm

@@ -20,4 +20,11 @@ Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
                                                             int device_index,
                                                             std::optional<PeerLimits> limits = {});
 
+// The same with another communicator of those ranks in NCCL's place.
+Result<std::unique_ptr<Communicator>> put_peer_memory_before(std::unique_ptr<Communicator> fallback,
+                                                             World& world,
+                                                             std::span<const int> world_ranks,
+                                                             int device_index,
+                                                             std::optional<PeerLimits> limits = {});
+
 }  // namespace llm_dist::comm

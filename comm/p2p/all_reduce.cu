@@ -25,9 +25,9 @@
 #include "comm/p2p/all_reduce.h"
 #include "comm/p2p/meet_peers.cuh"
 #include "comm/p2p/packets.cuh"
+#include "comm/p2p/peer_launch.h"
 #include "comm/p2p/staged.cuh"
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/overlapped_launch.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -207,9 +207,11 @@ cudaError_t all_reduce_sum(
   const int threads = packets ? kPacketThreads : kStageThreads;
   const int64_t wanted = (most_of_a_rank + threads - 1) / threads;
   const int64_t blocks = std::min<int64_t>(wanted, packets ? kPacketBlocks : kStageBlocks);
-  kernels::launch_overlapped(
-      kernel_of(way, dtype, peers.size), dim3(static_cast<unsigned>(blocks)), threads, stream, peers, tensor);
-  return cudaGetLastError();
+  return launch_beside_peers(
+      kernel_of(way, dtype, peers.size),
+      {.grid = dim3(static_cast<unsigned>(blocks)), .threads = threads, .stream = stream},
+      peers,
+      tensor);
 }
 
 cudaError_t load_all_reduce_kernels(int size) {

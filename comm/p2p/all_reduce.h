@@ -15,6 +15,7 @@ struct PeerView {
   PeerLayout layout;
   int rank = 0;
   int size = 0;
+  bool shares_gpu = false;  // with another rank of the group, as in tests
 };
 
 enum class PeerWay : uint8_t { kPackets, kOneShot, kTwoShot };

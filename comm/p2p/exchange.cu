@@ -26,9 +26,9 @@
 #include "comm/p2p/exchange.h"
 #include "comm/p2p/meet_peers.cuh"
 #include "comm/p2p/packets.cuh"
+#include "comm/p2p/peer_launch.h"
 #include "comm/p2p/staged.cuh"
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/overlapped_launch.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -267,8 +267,11 @@ cudaError_t launch(PeerWay way,
   const int threads = packets ? kPacketThreads : kStageThreads;
   const int64_t wanted = (units + threads - 1) / threads;
   const int64_t blocks = std::min<int64_t>(wanted, packets ? kPacketBlocks : kStageBlocks);
-  kernels::launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), threads, stream, peers, parts);
-  return cudaGetLastError();
+  return launch_beside_peers(
+      kernel,
+      {.grid = dim3(static_cast<unsigned>(blocks)), .threads = threads, .stream = stream},
+      peers,
+      parts);
 }
 
 std::byte* bytes_of(const void* data) { return static_cast<std::byte*>(const_cast<void*>(data)); }

@@ -6,9 +6,9 @@
 // The sum is rounded as all_reduce_sum rounds it, and the rest is norm_row: the bits of the calls apart.
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/packets.cuh"
+#include "comm/p2p/peer_launch.h"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/overlapped_launch.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -74,13 +74,12 @@ Kernel kernel_of(DType dtype, int size) {
 cudaError_t sum_into_norm(
     const PeerView& peers, DType dtype, const NormRows& rows, int64_t num_rows, cudaStream_t stream) {
   CHECK(sums_into_norm(num_rows, rows.width, dtype), "{} rows of {} {}", num_rows, rows.width, dtype);
-  kernels::launch_overlapped(kernel_of(dtype, peers.size),
-                             dim3(static_cast<unsigned>(num_rows)),
-                             kernels::norm_threads(rows.width, kPerUnit<__half>),
-                             stream,
+  return launch_beside_peers(kernel_of(dtype, peers.size),
+                             {.grid = dim3(static_cast<unsigned>(num_rows)),
+                              .threads = kernels::norm_threads(rows.width, kPerUnit<__half>),
+                              .stream = stream},
                              peers,
                              rows);
-  return cudaGetLastError();
 }
 
 cudaError_t load_norm_sum_kernels(int size) {

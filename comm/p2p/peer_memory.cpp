@@ -47,8 +47,9 @@ Result<int> find_gpu(const cudaUUID_t& wanted) {
 }
 
 // Ok when GPU `mine` can write to GPU `theirs` as the protocol wants it: over links that keep the atomicity
-// of the memory model, so not over PCIe.
+// of the memory model, so not over PCIe. Its own memory it reaches, too.
 Status check_reach(int mine, int theirs) {
+  if (mine == theirs) return ok_status();
   int can_access = 0;
   RETURN_IF_ERROR(cuda_status(cudaDeviceCanAccessPeer(&can_access, mine, theirs), "cudaDeviceCanAccessPeer"));
   if (can_access == 0) return failed_precondition("its GPU cannot be reached from here");
@@ -59,7 +60,8 @@ Status check_reach(int mine, int theirs) {
   return atomics != 0 ? ok_status() : failed_precondition("its GPU is not reached over NVLink");
 }
 
-Status enable_access(int theirs) {
+Status enable_access(int mine, int theirs) {
+  if (mine == theirs) return ok_status();
   cudaError_t error = cudaDeviceEnablePeerAccess(theirs, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) error = cudaSuccess;
   (void)cudaGetLastError();
@@ -161,8 +163,9 @@ Status PeerResources::open_peer(int peer, const std::string& text) {
         "--gpus-per-node in place of --gpus-per-task)");
   }
   RETURN_IF_ERROR(check_reach(group_.device_index, theirs));
+  view_.shares_gpu = view_.shares_gpu || theirs == group_.device_index;
   if (card.process == this_process() && card.pid == getpid()) {
-    RETURN_IF_ERROR(enable_access(theirs));
+    RETURN_IF_ERROR(enable_access(group_.device_index, theirs));
     view_.memory[peer] = reinterpret_cast<std::byte*>(card.address);
     return ok_status();
   }

@@ -25,10 +25,10 @@
 
 #include "comm/p2p/meet_peers.cuh"
 #include "comm/p2p/packets.cuh"
+#include "comm/p2p/peer_launch.h"
 #include "comm/p2p/shared_norm.h"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/overlapped_launch.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -244,8 +244,7 @@ cudaError_t norm_shares(const PeerView& peers, DType dtype, const ShareRows& row
                                          .threads = kSharedThreads,
                                          .stream = stream,
                                          .shared_bytes = keeps ? kept_bytes(units) : 0};
-  (void)kernels::launch_overlapped(kernel_of(dtype, peers.size, keeps), launch, peers, rows);
-  return cudaGetLastError();
+  return launch_beside_peers(kernel_of(dtype, peers.size, keeps), launch, peers, rows);
 }
 
 cudaError_t load_shared_norm_kernels(int size) {

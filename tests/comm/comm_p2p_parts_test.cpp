@@ -215,6 +215,7 @@ TEST_P(P2pParts, GraphsReplayManyTimes) {
     issue();
     auto graph = site.backend().end_capture(*group.stream);
     ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
     std::mt19937 pauses(static_cast<unsigned>(group.rank()));
     for (int replay = 0; replay < kReplays; ++replay) {
       (*graph)->launch(*group.stream);

@@ -318,6 +318,7 @@ TEST_P(P2pShares, GraphsReplayManyTimes) {
       issue();
       auto graph = site.backend().end_capture(*group.stream);
       ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
       for (int round = 0; round < kRounds; ++round) {
         twin.restart();
         for (int replay = 0; replay < kReplays; ++replay) {

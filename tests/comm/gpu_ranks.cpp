@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -68,6 +69,11 @@ Result<std::unique_ptr<Communicator>> make_connected(const MakeGpuGroup& make_gr
 
 }  // namespace
 
+bool ranks_share_gpu() {
+  const char* value = std::getenv("LLM_DIST_TEST_RANKS_SHARE_GPU");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
 Result<const kernels::CudaModule*> cuda_module() {
   ASSIGN_OR_RETURN(void* entry,
                    open_module({.file = kernels::kCudaModuleFile,
@@ -111,7 +117,7 @@ void run_on_gpus(const kernels::CudaModule& module,
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
       std::unique_ptr<World> world = threads.join(rank);
-      run_on_gpu(module, *world, rank, traits, make_group, body);
+      run_on_gpu(module, *world, ranks_share_gpu() ? 0 : rank, traits, make_group, body);
     });
   }
   for (std::thread& rank : ranks) rank.join();
@@ -119,13 +125,19 @@ void run_on_gpus(const kernels::CudaModule& module,
 
 int run_gpu_tests(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (ranks_share_gpu()) {
+    // A rank's stream must not stand behind another's in a queue of the GPU's, and a kernel that is loaded
+    // late would wait for those under way: either may wait for a rank that waits for this one.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  }
   auto module = cuda_module();
   if (!module.ok()) {
     std::fprintf(stderr, "%s\n", module.status().to_string().c_str());
     return 1;
   }
   int gpus = (*module)->visible_devices();
-  if (gpus >= 2) return RUN_ALL_TESTS();
+  if (gpus >= 2 || (gpus == 1 && ranks_share_gpu())) return RUN_ALL_TESTS();
   std::printf("skipped: %d GPUs are visible, a group wants two\n", gpus);
   return kSkipped;
 }

@@ -13,6 +13,10 @@ namespace llm_dist::comm {
 // Of a test that has no GPUs to run on.
 inline constexpr int kSkipped = 77;
 
+// The environment's LLM_DIST_TEST_RANKS_SHARE_GPU=1: all ranks, threads of one process, have the first GPU
+// together, so that protocols between GPUs can be tried where there is one.
+bool ranks_share_gpu();
+
 Result<const kernels::CudaModule*> cuda_module();
 
 // A communicator of GPUs, made by the function under test.
@@ -30,15 +34,15 @@ void run_on_gpu(const kernels::CudaModule& module,
                 const MakeGpuGroup& make_group,
                 const RankBody& body);
 
-// Runs `body` as `size` ranks in threads, each with the GPU of its number. Ends the process when that takes
-// minutes: nothing else ends a thread that hangs in a driver's call.
+// Runs `body` as `size` ranks in threads, each with the GPU of its number, unless they share one. Ends the
+// process when that takes minutes: nothing else ends a thread that hangs in a driver's call.
 void run_on_gpus(const kernels::CudaModule& module,
                  int size,
                  const SiteTraits& traits,
                  const MakeGpuGroup& make_group,
                  const RankBody& body);
 
-// Runs all tests, or says that there are fewer than two GPUs.
+// Runs all tests, or says that there are fewer than two GPUs and that ranks do not share one.
 int run_gpu_tests(int argc, char** argv);
 
 }  // namespace llm_dist::comm

@@ -1,5 +1,6 @@
 // Ranks that share peer memory, for tests of what is built on it. A world of threads, one for each visible
-// GPU; or, under mpirun, of processes. The program exits with 77 where there are fewer than two GPUs.
+// GPU; or, under mpirun, of processes. The program exits with 77 where there are fewer than two GPUs. With
+// LLM_DIST_TEST_RANKS_SHARE_GPU=1 up to three threads share one, with another communicator in NCCL's place.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,8 +19,8 @@ inline constexpr SiteTraits kPeerTraits{.sums_in_rank_order = true,
                                         .streams_may_stall = false,
                                         .abort_seconds = 3};
 
-// `body` on `size` ranks in threads of this process; skips the test where there are fewer GPUs, and in a
-// launcher's processes. `limits`: none for the defaults.
+// `body` on `size` ranks in threads of this process; skips the test where there are fewer GPUs, or too many
+// ranks to share one, and in a launcher's processes. `limits`: none for the defaults.
 void run_in_threads(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
 
 // The same in a launcher's processes where there are any; skips where those are not `size`.

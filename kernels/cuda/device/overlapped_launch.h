@@ -16,6 +16,7 @@ struct OverlappedLaunch {
   cudaStream_t stream = nullptr;
   int shared_bytes = 0;    // dynamic
   int cluster_blocks = 0;  // along x; 0: no clusters
+  bool early = true;       // may start before the one in front has ended, where the device does that
 };
 
 // Whether the calling thread's device does: from compute capability 9.0 on.
@@ -40,7 +41,7 @@ template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};
   unsigned count = 0;
-  if (starts_kernels_early()) {
+  if (launch.early && starts_kernels_early()) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
