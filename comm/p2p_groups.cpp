@@ -99,14 +99,21 @@ void say_which(const PeerGroup& group, const Status& why) {
     log_info("group {}: collectives over NCCL ({})", group.info.name, why.message());
     return;
   }
-  const int64_t norms = group.limits.norm_bytes / 1024;
+  const PeerLimits& limits = group.limits;
+  if (limits.message_bytes > 0) {
+    log_info("group {}: messages of up to {} MiB over peer memory, larger ones over NCCL",
+             group.info.name,
+             limits.message_bytes >> 20);
+  }
+  if (limits.largest() == 0) return;
+  const int64_t norms = limits.norm_bytes / 1024;
   log_info(
       "group {}: all-reduces of up to {} KiB{} and gathers of up to {} KiB over peer memory, larger ones "
       "over NCCL",
       group.info.name,
-      group.limits.largest() / 1024,
+      limits.largest() / 1024,
       norms > 0 ? format(" ({} with the norm behind them)", norms) : std::string(),
-      group.limits.largest_parts(group.info.size) / 1024);
+      limits.largest_parts(group.info.size) / 1024);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Tensor groups of GPUs: NCCL, and in front of it collectives of our own over peer memory where the GPUs can
-// reach each other.
+// Groups of GPUs: NCCL, and in front of it collectives and messages of our own over peer memory where the
+// GPUs can reach each other.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 namespace llm_dist::comm {
 
 // As make_nccl_communicator, whose communicator it returns when the ranks are on several hosts or their GPUs
-// cannot reach each other; the log says so. `limits`: other than the group's size has by default.
+// cannot reach each other; the log says so. `limits`: other than a tensor group of this size has by default.
 Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
                                                             std::span<const int> world_ranks,
                                                             const std::string& name,

@@ -111,9 +111,11 @@ Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World
                                                                      const std::string& name,
                                                                      comm::GroupUse use) {
   if (device.device.type == DeviceType::kCuda) {
-    if (device.custom_all_reduce && use == comm::GroupUse::kTensors)
-      return comm::make_p2p_communicator(world, world_ranks, name, device.device.index);
-    return comm::make_nccl_communicator(world, world_ranks, name, device.device.index);
+    const int index = device.device.index;
+    if (!device.custom_all_reduce) return comm::make_nccl_communicator(world, world_ranks, name, index);
+    std::optional<comm::PeerLimits> limits;
+    if (use == comm::GroupUse::kHandOff) limits = comm::hand_off_peer_limits();
+    return comm::make_p2p_communicator(world, world_ranks, name, index, limits);
   }
   return world.make_communicator(world_ranks, name);
 }

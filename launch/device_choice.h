@@ -18,7 +18,7 @@ struct RankDevice {
   // Bytes a second of device memory, measured. Of a CPU: by `threads` that read `bytes` again and again, as
   // decode steps do, so that its caches count as they do there.
   std::function<Result<double>(device::Backend& backend, int threads, int64_t bytes)> read_bandwidth;
-  // Sums and gathers between GPUs over peer memory where that is possible, by kernels of our own.
+  // Sums, gathers and hand-offs between GPUs over peer memory where that is possible, by kernels of our own.
   bool custom_all_reduce = true;
 };
 

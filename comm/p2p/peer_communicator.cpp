@@ -1,6 +1,7 @@
 #include "comm/p2p/peer_communicator.h"
 
 #include "comm/p2p/exchange.h"
+#include "comm/p2p/messages.h"
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/shared_norm.h"
 #include "src/device/cuda/cuda_error.h"
@@ -172,11 +173,39 @@ void PeerCommunicator::reduce_scatter(const Tensor& in,
 void PeerCommunicator::broadcast(const Tensor& data, int root, device::Stream& stream) {
   fallback_->broadcast(data, root, stream);
 }
+
+std::optional<Message> PeerCommunicator::message_of(const Tensor& data, int peer) const {
+  const PeerLimits& limits = resources_->group().limits;
+  if (data.bytes() > limits.message_bytes) return std::nullopt;
+  return Message{.data = data.data,
+                 .bytes = data.bytes(),
+                 .peer = peer,
+                 .as_packets = data.bytes() <= limits.message_packets_bytes};
+}
+
 void PeerCommunicator::send(const Tensor& data, int peer, device::Stream& stream) {
-  fallback_->send(data, peer, stream);
+  CHECK(data.is_contiguous(), "{}", data.to_string());
+  if (data.numel() == 0) return;
+  const std::optional<Message> message = message_of(data, peer);
+  if (!message) {
+    fallback_->send(data, peer, stream);
+    return;
+  }
+  issue("send over peer memory", stream, [&](cudaStream_t on) {
+    return send_message(resources_->view(), *message, on);
+  });
 }
 void PeerCommunicator::recv(const Tensor& data, int peer, device::Stream& stream) {
-  fallback_->recv(data, peer, stream);
+  CHECK(data.is_contiguous(), "{}", data.to_string());
+  if (data.numel() == 0) return;
+  const std::optional<Message> message = message_of(data, peer);
+  if (!message) {
+    fallback_->recv(data, peer, stream);
+    return;
+  }
+  issue("recv over peer memory", stream, [&](cudaStream_t on) {
+    return receive_message(resources_->view(), *message, on);
+  });
 }
 void PeerCommunicator::all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) {
   CHECK_EQ(in.numel(), out.numel());

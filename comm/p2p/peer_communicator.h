@@ -1,12 +1,13 @@
-// PeerCommunicator: sums of floats, with the norm behind them or without, gathers and all-to-alls by kernels
-// of our own over the memory of GPUs of one host, as far as they are faster; everything else over another
-// communicator of the same ranks.
+// PeerCommunicator: sums of floats, with the norm behind them or without, gathers, all-to-alls and messages
+// by kernels of our own over the memory of GPUs of one host, as far as the group's limits say; everything
+// else over another communicator of the same ranks.
 #pragma once
 
 #include <optional>
 
 #include "comm/first_error.h"
 #include "comm/norm_reducer.h"
+#include "comm/p2p/messages.h"
 #include "comm/p2p/peer_memory.h"
 
 namespace llm_dist::comm {
@@ -39,6 +40,8 @@ class PeerCommunicator : public Communicator, public NormReducer {
   Tensor shared_rows(int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
   // How ranks exchange parts of so many bytes; none: too large.
   std::optional<PeerWay> way_of_parts(int64_t part_bytes) const;
+  // None: too large.
+  std::optional<Message> message_of(const Tensor& data, int peer) const;
   // launch(stream) on this rank's GPU, unless the group or the stream has failed.
   template <typename Launch>
   void issue(const char* what, device::Stream& stream, Launch&& launch);

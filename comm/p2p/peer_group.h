@@ -27,11 +27,16 @@ struct PeerLimits {
   // Up to here, in all ranks' parts together, ranks exchange parts in one shot. Memory of this size twice, in
   // which one-shot sums have their place, too.
   int64_t parts_bytes = 0;
+  // Up to here a message from one rank to another goes over peer memory, and up to the second as packets.
+  // Memory does not grow with either, and only groups that hand off have it.
+  int64_t message_bytes = 0;
+  int64_t message_packets_bytes = 0;
   bool operator==(const PeerLimits&) const = default;
   int64_t largest() const;                      // all-reduce
   int64_t largest_parts(int group_size) const;  // exchange, of all parts together; one of fewer bytes fits
 };
-PeerLimits default_peer_limits(int group_size);
+PeerLimits default_peer_limits(int group_size);  // of a tensor group
+PeerLimits hand_off_peer_limits();               // of ranks that send each other messages and do no more
 
 inline constexpr int kMaxPeerRanks = 8;
 
@@ -54,8 +59,8 @@ class PeerMemory {
   // Opens the memory of all others, from their cards in rank order. failed_precondition names a rank whose
   // GPU cannot be reached.
   virtual Status open(std::span<const std::string> cards) = 0;
-  // Sums of floats, gathers and all-to-alls go over peer memory as far as the limits allow, all else to
-  // `fallback`. Also a NormReducer.
+  // Sums of floats, gathers, all-to-alls and messages go over peer memory as far as the limits allow, all
+  // else to `fallback`. Also a NormReducer.
   virtual std::unique_ptr<Communicator> connect(std::unique_ptr<Communicator> fallback) = 0;
 };
 

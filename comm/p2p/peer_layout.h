@@ -4,7 +4,8 @@
 // A unit of a tensor always falls to the same block of a way's kernel, however many blocks a call has, and a
 // block talks only to the blocks of its number on other ranks. So a block's part of each region is its own,
 // each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu). The
-// same holds of a unit of a part that ranks exchange, by packets or in one shot (exchange.cu). Terms
+// same holds of a unit of a part that ranks exchange, by packets or in one shot (exchange.cu), and of a piece
+// of a message (messages.cu). Terms
 // and normed rows of shared calls are the exception: shared_norm.cu says why they may be.
 #pragma once
 
@@ -26,6 +27,18 @@ inline constexpr int kNormRows = 128;       // a block each; a GPU has room for 
 inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits
 inline constexpr int kSharedThreads = 256;  // a warp for a row
 inline constexpr int kSharedBlocks = 128;   // one a multiprocessor; where there are fewer, the rest wait
+
+// Messages have few blocks: a kernel that waits for one does so beside those of a step. A piece is what a
+// block moves at a time, 2 units a thread as packets and 8 otherwise. How many of each is a guess.
+inline constexpr int kMessageThreads = 512;
+inline constexpr int kMessageBlocks = 16;
+inline constexpr int kMessageSlots = 8;  // of a block's pieces from one rank to another
+inline constexpr int kPacketPieceUnits = 2 * kMessageThreads;
+inline constexpr int kStagedPieceUnits = 8 * kMessageThreads;
+inline constexpr int64_t kMostMessageBytes = 1 << 30;
+
+// Where a rank keeps what is about `other`, among its peers.
+constexpr int message_row(int rank, int other) { return other - (other > rank ? 1 : 0); }
 
 // Offsets from the start of a rank's memory.
 struct PeerLayout {
@@ -50,6 +63,15 @@ struct PeerLayout {
   int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
   int64_t term = 0;            // units [units of shared_bytes]: x of a shared call
   int64_t normed = 0;          // likewise: its out
+  // Of messages, rows by message_row.
+  int64_t pieces_sent = 0;      // uint64_t [size - 1][kMessageBlocks]: to each peer; this rank's own
+  int64_t pieces_received = 0;  // likewise: from each peer; this rank's own
+  int64_t pieces_staged = 0;    // likewise: that each peer has sent, as far as they are no packets
+  int64_t pieces_read = 0;      // likewise: of this rank's, that each peer has read
+  int64_t packet_pieces =
+      0;  // packets [size - 1][kMessageBlocks][kMessageSlots][kPacketPieceUnits], where wanted
+  int64_t staged_pieces =
+      0;  // units [size - 1][kMessageBlocks][kMessageSlots][kStagedPieceUnits], where wanted
   int64_t bytes = 0;
 };
 
@@ -87,6 +109,12 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.normed_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
   at.term = place(units_in(limits.shared_bytes) * kUnitBytes);
   at.normed = place(units_in(limits.shared_bytes) * kUnitBytes);
+  const int64_t message_blocks = (size - 1) * kMessageBlocks;
+  for (int64_t* words : {&at.pieces_sent, &at.pieces_received, &at.pieces_staged, &at.pieces_read})
+    *words = place(message_blocks * kWord);
+  const int64_t slots = limits.message_bytes > 0 ? message_blocks * kMessageSlots : 0;
+  if (limits.message_packets_bytes > 0) at.packet_pieces = place(slots * kPacketPieceUnits * kPacketsBytes);
+  at.staged_pieces = place(slots * kStagedPieceUnits * kUnitBytes);
   at.bytes = (end + kPageBytes - 1) / kPageBytes * kPageBytes;
   return at;
 }

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "comm/p2p/peer_group.h"
+#include "comm/p2p/peer_layout.h"
 
 namespace llm_dist::comm {
 
@@ -31,6 +31,11 @@ PeerLimits default_peer_limits(int group_size) {
     default: limits.two_shot_bytes = 8 * kMiB;
   }
   return limits;
+}
+
+// Guesses: packets up to where sums of two ranks have them, and all that the kernels take.
+PeerLimits hand_off_peer_limits() {
+  return {.message_bytes = kMostMessageBytes, .message_packets_bytes = 64 << 10};
 }
 
 }  // namespace llm_dist::comm

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "comm/p2p/exchange.h"
+#include "comm/p2p/messages.h"
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/peer_communicator.h"
 #include "comm/p2p/shared_norm.h"
@@ -132,6 +133,7 @@ Result<std::string> PeerResources::prepare() {
   RETURN_IF_ERROR(cuda_status(load_exchange_kernels(group_.info.size), "the kernels of exchanges"));
   RETURN_IF_ERROR(cuda_status(load_norm_sum_kernels(group_.info.size), "the kernels of sums and norms"));
   RETURN_IF_ERROR(cuda_status(load_shared_norm_kernels(group_.info.size), "the kernels of shared norms"));
+  RETURN_IF_ERROR(cuda_status(load_message_kernels(), "the kernels of messages"));
   std::byte* mine = view_.memory[group_.info.rank];
   Card card{.process = this_process(), .pid = getpid(), .address = reinterpret_cast<uint64_t>(mine)};
   ASSIGN_OR_RETURN(card.gpu, uuid_of(group_.device_index));

@@ -56,9 +56,10 @@ Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
   plan.step_bytes = StepInputs::device_bytes(options) * (options.max_steps_in_flight() + 2) +
                     ModelRunner::history_bytes(options);
   plan.lane_bytes = lane_bytes(context.mesh, checkpoint.config().hidden_size, options);
-  if (options.peer_memory && options.layout.tp > 1) {
+  if (options.peer_memory) {
     const int tp = options.layout.tp;
-    plan.peer_bytes = comm::peer_layout(tp, comm::default_peer_limits(tp)).bytes;
+    if (tp > 1) plan.peer_bytes += comm::peer_layout(tp, comm::default_peer_limits(tp)).bytes;
+    plan.peer_bytes += num_lanes(context.mesh) * comm::peer_layout(2, comm::hand_off_peer_limits()).bytes;
   }
   plan.graph_bytes = graph_bytes(options, parts.layers.count);
   plan.kv_block_bytes = spec.block_bytes();

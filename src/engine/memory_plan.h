@@ -21,7 +21,7 @@ struct MemoryPlan {
   int64_t workspace_bytes = 0;   // the ops' own
   int64_t step_bytes = 0;        // step inputs, staging, token history
   int64_t lane_bytes = 0;        // stage hand-off and token return
-  int64_t peer_bytes = 0;        // of a tensor group's GPUs, for each other
+  int64_t peer_bytes = 0;        // of a group's GPUs, for each other
   int64_t graph_bytes = 0;       // decode graphs, as their nodes are expected to take
   int64_t kv_block_bytes = 0;    // one block, all layers of this rank
   int64_t block_size = 0;        // tokens a block

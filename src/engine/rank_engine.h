@@ -33,6 +33,8 @@ KvSpec kv_spec_of(const model::Model& model, const EngineOptions& options);
 parallel::ArenaRows arena_rows(const EngineOptions& options);
 model::HeldWeights held_weights(const EngineOptions& options);
 kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config, const EngineOptions& options);
+// Hand-overs between stages that a rank takes part in.
+int num_lanes(const parallel::Mesh& mesh);
 int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options);
 
 struct RankEngineParts {

@@ -6,7 +6,6 @@
 #include <random>
 #include <thread>
 
-#include "comm/nccl_loader.h"
 #include "comm/norm_reducer.h"
 #include "tests/comm/p2p_fixture.h"
 
@@ -375,50 +374,6 @@ TEST_P(P2pPartsAlone, AmongSumsAndNorms) {
       parts.expect(calls);
     }
   });
-}
-
-// What a PeerCommunicator leaves to another: counts calls, does nothing.
-class CountingFallback : public Communicator {
- public:
-  CountingFallback(CommInfo info, int& calls) : info_(std::move(info)), calls_(calls) {
-    info_.backend = "nothing";
-  }
-  const CommInfo& info() const override { return info_; }
-  void all_reduce(const Tensor&, ReduceOp, device::Stream&) override { ++calls_; }
-  void all_gather(const Tensor&, const Tensor&, device::Stream&) override { ++calls_; }
-  void reduce_scatter(const Tensor&, const Tensor&, ReduceOp, device::Stream&) override { ++calls_; }
-  void broadcast(const Tensor&, int, device::Stream&) override { ++calls_; }
-  void send(const Tensor&, int, device::Stream&) override { ++calls_; }
-  void recv(const Tensor&, int, device::Stream&) override { ++calls_; }
-  void all_to_all(const Tensor&, const Tensor&, device::Stream&) override { ++calls_; }
-  Status poll() const override { return ok_status(); }
-  void abort(Status) override {}
-
- private:
-  CommInfo info_;
-  int& calls_;
-};
-
-// `left`: the calls that do not go over peer memory; they do nothing.
-GroupUnderTest make_group_without_nccl(World& world, Site& site, const PeerLimits& limits, int& left) {
-  auto stream = site.backend().make_stream("alone");
-  auto deadline = [] { return Deadline::after_seconds(30); };
-  const PeerGroup group{.info = {.backend = "p2p",
-                                 .name = "alone",
-                                 .rank = world.rank_info().rank,
-                                 .size = world.rank_info().size},
-                        .device_index = site.backend().device().index,
-                        .limits = limits,
-                        .leave = [&world, deadline] { return world.barrier(deadline()); }};
-  std::unique_ptr<PeerMemory> memory = open_nccl_module().value()->make_peer_memory(group);
-  auto cards = world.all_gather_bytes(memory->prepare().value(), deadline());
-  CHECK(cards.ok(), "{}", cards.status().to_string());
-  Status opened = memory->open(*cards);
-  CHECK(opened.ok(), "{}", opened.to_string());
-  std::shared_ptr<Communicator> comm = memory->connect(std::make_unique<CountingFallback>(group.info, left));
-  CHECK(world.barrier(deadline()).ok(), "a rank has no group");
-  site.keep(comm);
-  return {site, std::move(comm), std::move(stream)};
 }
 
 // On both sides of each limit.

@@ -272,6 +272,36 @@ void send_and_recv_keep_order(World& world, Site& site) {
   }
 }
 
+// Messages of all sizes from every rank to every other, one after the other, and back.
+void every_rank_reaches_every_other(World& world, Site& site) {
+  GroupUnderTest group = make_group(world, site);
+  auto check = [&](auto type, int64_t count) {
+    using T = decltype(type);
+    auto mine = SiteTensor<T>::known(site, group.rank(), count);
+    SiteTensor<T> all(site, count * group.size());
+    mine.upload(*group.stream);
+    all.upload(*group.stream);
+    group.stream->copy(all.view(group.rank() * count, count), mine.view());
+    for (int from = 0; from < group.size(); ++from) {
+      for (int to = 0; to < group.size(); ++to) {
+        if (from == to) continue;
+        if (group.rank() == from) group.comm->send(mine.view(), to, *group.stream);
+        if (group.rank() == to) group.comm->recv(all.view(from * count, count), from, *group.stream);
+      }
+    }
+    all.download(*group.stream);
+    ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+    auto expected = [&](int64_t i) {
+      return as_double(known_value<T>(static_cast<int>(i / count), i % count));
+    };
+    EXPECT_EQ(first_difference(all, expected), -1) << count << " elements of " << sizeof type << " bytes";
+  };
+  for_each_dtype([&](auto type) {
+    for (int64_t count : kCounts) check(type, count);
+  });
+  check(float{}, kManyOfPart);
+}
+
 // What was captured runs again at every launch, on the values of the time. As the engine does it, the call
 // runs once before it is captured.
 void a_graph_replays(World& world, Site& site) {
@@ -308,6 +338,7 @@ constexpr ConformanceCase kCases[] = {
     {"BroadcastFromEveryRoot", broadcast_from_every_root},
     {"AllToAllTransposes", all_to_all_transposes},
     {"SendAndRecvKeepOrder", send_and_recv_keep_order},
+    {"EveryRankReachesEveryOther", every_rank_reaches_every_other},
     {"AGraphReplays", a_graph_replays},
 };
 

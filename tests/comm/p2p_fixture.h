@@ -26,6 +26,10 @@ void run_in_threads(int size, const std::optional<PeerLimits>& limits, const Ran
 // The same in a launcher's processes where there are any; skips where those are not `size`.
 void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
 
+// A group over peer memory with nothing behind it. `left`: counts the calls that do not go over peer memory;
+// they do nothing.
+GroupUnderTest make_group_without_nccl(World& world, Site& site, const PeerLimits& limits, int& left);
+
 // Rounding shows in its sums.
 template <typename T>
 T scattered_value(uint64_t seed, int64_t index) {

@@ -65,14 +65,14 @@ class CudaGolden : public testing::TestWithParam<const char*> {
                                  std::optional<comm::PeerLimits> limits = {}) const {
     ReplicaOptions options{.engine = engine, .ops = module_->ops};
     options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
-    options.make_communicator = [limits](comm::World& world,
-                                         std::span<const int> ranks,
-                                         const std::string& name,
-                                         comm::GroupUse use) {
-      int index = world.rank_info().rank;
-      return use == comm::GroupUse::kTensors ? comm::make_p2p_communicator(world, ranks, name, index, limits)
-                                             : comm::make_nccl_communicator(world, ranks, name, index);
-    };
+    options.make_communicator =
+        [limits](
+            comm::World& world, std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
+          int index = world.rank_info().rank;
+          const bool hands_off = use == comm::GroupUse::kHandOff;
+          return comm::make_p2p_communicator(
+              world, ranks, name, index, hands_off ? comm::hand_off_peer_limits() : limits);
+        };
     return options;
   }
 

@@ -1,0 +1,372 @@
+// Messages over peer memory from one rank to another.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "comm/p2p/peer_layout.h"
+#include "tests/comm/p2p_fixture.h"
+
+namespace llm_dist::comm {
+namespace {
+
+struct Ways {
+  const char* name;
+  PeerLimits limits;
+};
+// With the last, messages from one rank to another go now one way, now the other, and some not over peer
+// memory.
+const Ways kWays[] = {
+    {"Defaults", hand_off_peer_limits()},
+    {"Packets", {.message_bytes = kEverything, .message_packets_bytes = kEverything}},
+    {"Staged", {.message_bytes = kEverything}},
+    {"AllWays", {.message_bytes = 256 << 10, .message_packets_bytes = 4096}},
+};
+
+std::string name_of(const testing::TestParamInfo<std::tuple<int, Ways>>& instance) {
+  auto [size, ways] = instance.param;
+  return std::string(ways.name) + "With" + std::to_string(size);
+}
+
+// The part of the suite in which messages are sent, of groups that hand off.
+class P2pHandOffConformance : public testing::TestWithParam<std::tuple<int, Ways, ConformanceCase>> {};
+
+TEST_P(P2pHandOffConformance, Case) {
+  auto [size, ways, tried] = GetParam();
+  run_in_threads(size, ways.limits, tried.run);
+}
+
+std::vector<std::tuple<int, Ways, ConformanceCase>> suite() {
+  constexpr std::string_view kOfMessages[] = {"SendAndRecvKeepOrder",
+                                              "EveryRankReachesEveryOther",
+                                              "ARingOverTwoCommunicatorsFlows",
+                                              "AReceiverDoesNotWaitForEver"};
+  std::vector<std::tuple<int, Ways, ConformanceCase>> all;
+  for (int size : {2, 3, 4}) {
+    for (const Ways& ways : kWays) {
+      for (const ConformanceCase& each : conformance_cases(kPeerTraits))
+        if (std::ranges::find(kOfMessages, case_name(each)) != std::end(kOfMessages))
+          all.emplace_back(size, ways, each);
+    }
+  }
+  return all;
+}
+
+std::string name_of_case(const testing::TestParamInfo<std::tuple<int, Ways, ConformanceCase>>& instance) {
+  auto [size, ways, tried] = instance.param;
+  return case_name(tried) + "Over" + ways.name + "With" + std::to_string(size);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, P2pHandOffConformance, testing::ValuesIn(suite()), name_of_case);
+
+// A message has a place of its own in the tensor that it is sent from, and in the one where it arrives.
+struct Sending {
+  int from = 0;
+  int to = 0;
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t skew = 0;  // where it arrives begins so many elements behind where it is sent from
+};
+
+// The same on every rank: of all sizes, odd, unaligned, a few elements apart. In one direction several follow
+// each other.
+std::vector<Sending> sendings_in(int64_t elements, int size, unsigned seed) {
+  std::mt19937 generator(seed);
+  auto up_to = [&](int64_t most) { return std::uniform_int_distribution<int64_t>(1, most)(generator); };
+  std::vector<Sending> sendings;
+  Sending next{.from = 0, .to = 1};
+  for (int64_t begin = up_to(9);;) {
+    if (up_to(4) == 1) {
+      next.from = static_cast<int>(up_to(size)) - 1;
+      next.to = static_cast<int>(next.from + up_to(size - 1)) % size;
+    }
+    const int64_t size_class = up_to(20);
+    next.begin = begin;
+    next.count = up_to(size_class == 1 ? elements / 4 : size_class < 6 ? 30000 : 2000);
+    if (up_to(3) == 1) next.count = (next.count + 15) / 16 * 16;
+    next.skew = up_to(2) == 1 ? 0 : up_to(3);
+    begin += next.count + next.skew + up_to(9);
+    if (begin > elements) return sendings;
+    sendings.push_back(next);
+  }
+}
+
+// One rank's tensors; what is sent is known of every rank.
+template <typename T>
+class MessagesUnderTest {
+ public:
+  MessagesUnderTest(Site& site, GroupUnderTest& group, int64_t elements)
+      : group_(group),
+        out_(SiteTensor<T>::known(site, group.rank(), elements)),
+        before_(SiteTensor<T>::known(site, kBefore, elements)),
+        in_(site, elements) {
+    for (SiteTensor<T>* tensor : {&out_, &before_, &in_}) tensor->upload(*group.stream);
+  }
+
+  void restart() { group_.stream->copy(in_.view(), before_.view()); }
+  void issue(const Sending& sending) {
+    issue_send(sending, *group_.stream);
+    issue_receive(sending, *group_.stream);
+  }
+  // This rank's part of it, if any.
+  void issue_send(const Sending& sending, device::Stream& stream) {
+    if (sending.from == group_.rank())
+      group_.comm->send(out_.view(sending.begin, sending.count), sending.to, stream);
+  }
+  void issue_receive(const Sending& sending, device::Stream& stream) {
+    if (sending.to == group_.rank())
+      group_.comm->recv(in_.view(sending.begin + sending.skew, sending.count), sending.from, stream);
+  }
+  // Keeps this rank's GPU busy.
+  void fall_behind(unsigned copies) {
+    for (unsigned i = 0; i < copies; ++i) group_.stream->copy(out_.view(), out_.view());
+  }
+  // All that came since a restart, and what lies between.
+  void expect(std::span<const Sending> sendings) {
+    in_.download(*group_.stream);
+    ASSERT_TRUE(group_.synchronize().ok()) << group_.stream->error().to_string();
+    std::vector<double> expected(static_cast<size_t>(in_.size()));
+    for (int64_t i = 0; i < in_.size(); ++i)
+      expected[static_cast<size_t>(i)] = as_double(known_value<T>(kBefore, i));
+    for (const Sending& sending : sendings) {
+      if (sending.to != group_.rank()) continue;
+      for (int64_t i = sending.begin; i < sending.begin + sending.count; ++i)
+        expected[static_cast<size_t>(i + sending.skew)] = as_double(known_value<T>(sending.from, i));
+    }
+    EXPECT_EQ(first_difference(in_, [&](int64_t i) { return expected[static_cast<size_t>(i)]; }), -1);
+  }
+
+ private:
+  static constexpr int kBefore = 9;
+
+  GroupUnderTest& group_;
+  SiteTensor<T> out_;
+  SiteTensor<T> before_;
+  SiteTensor<T> in_;
+};
+
+class P2pMessages : public testing::TestWithParam<std::tuple<int, Ways>> {
+ protected:
+  void run(const RankBody& body) const {
+    run_with(std::get<0>(GetParam()), std::get<1>(GetParam()).limits, body);
+  }
+};
+
+// Hundreds of messages that no host waits for, between all ranks; now the one who sends comes late to one,
+// now the one who receives. One that was put where an earlier one had not been read, or taken for a later
+// one, would show.
+TEST_P(P2pMessages, OfAllSizesBackToBack) {
+  run([](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    auto check = [&](auto type, unsigned seed) {
+      using T = decltype(type);
+      constexpr int64_t kElements = 1 << 20;
+      MessagesUnderTest<T> messages(site, group, kElements);
+      const std::vector<Sending> sendings = sendings_in(kElements, group.size(), seed);
+      std::mt19937 generator(seed);
+      messages.restart();
+      for (const Sending& sending : sendings) {
+        const unsigned who = generator() % static_cast<unsigned>(4 * group.size());
+        const unsigned copies = 1 + generator() % 20;
+        if (static_cast<int>(who) == group.rank()) messages.fall_behind(copies);
+        messages.issue(sending);
+      }
+      SCOPED_TRACE(std::to_string(sizeof(T)) + " bytes, seed " + std::to_string(seed));
+      messages.expect(sendings);
+    };
+    for (unsigned seed = 1; seed <= 4; ++seed) {
+      check(uint8_t{}, seed);
+      check(BFloat16{}, seed + 10);
+      check(float{}, seed + 20);
+    }
+  });
+}
+
+// A graph of messages of all sizes, replayed by ranks that are now ahead and now behind.
+TEST_P(P2pMessages, GraphsReplayManyTimes) {
+  run([](World& world, Site& site) {
+    constexpr int kReplays = 200;
+    constexpr int64_t kElements = 1 << 18;
+    GroupUnderTest group = make_group(world, site);
+    MessagesUnderTest<BFloat16> messages(site, group, kElements);
+    const std::vector<Sending> sendings = sendings_in(kElements, group.size(), 7);
+    auto issue = [&] {
+      messages.restart();
+      for (const Sending& sending : sendings) messages.issue(sending);
+    };
+    issue();
+    ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+    site.backend().begin_capture(*group.stream);
+    issue();
+    auto graph = site.backend().end_capture(*group.stream);
+    ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+    std::mt19937 pauses(static_cast<unsigned>(group.rank()));
+    for (int replay = 0; replay < kReplays; ++replay) {
+      (*graph)->launch(*group.stream);
+      if (pauses() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
+    }
+    messages.expect(sendings);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus,
+                         P2pMessages,
+                         testing::Combine(testing::Values(2, 3, 4, 8), testing::ValuesIn(kWays)),
+                         name_of);
+
+// What follows is not promised of the communicator behind.
+class P2pMessagesAlone : public P2pMessages {};
+
+// Each rank sends to the next one and receives from the one before, on a stream each. None of them could wait
+// for the end of what it sends.
+TEST_P(P2pMessagesAlone, GoBothWaysAtOnce) {
+  run([](World& world, Site& site) {
+    constexpr int64_t kElements = 3 << 20;
+    std::unique_ptr<device::Stream> receives = site.backend().make_stream("receives");
+    std::unique_ptr<device::Event> ready = site.backend().make_event();
+    std::unique_ptr<device::Event> received = site.backend().make_event();
+    GroupUnderTest group = make_group(world, site);
+    MessagesUnderTest<uint8_t> messages(site, group, kElements);
+    const int previous = (group.rank() + group.size() - 1) % group.size();
+    for (unsigned seed = 1; seed <= 6; ++seed) {
+      std::vector<Sending> sendings = sendings_in(kElements, group.size(), seed);
+      std::vector<Sending> to_here;
+      messages.restart();
+      group.stream->record(*ready);
+      receives->wait(*ready);
+      for (Sending sending : sendings) {
+        sending.from = group.rank();
+        sending.to = (group.rank() + 1) % group.size();
+        messages.issue_send(sending, *group.stream);
+        sending.from = previous;
+        sending.to = group.rank();
+        messages.issue_receive(sending, *receives);
+        to_here.push_back(sending);
+      }
+      receives->record(*received);
+      group.stream->wait(*received);
+      messages.expect(to_here);
+    }
+  });
+}
+
+// As many messages as there are slots go out before anyone receives, and none too many; and of one that is
+// larger than the slots together only a part.
+TEST_P(P2pMessagesAlone, ASenderIsAheadUpToItsSlots) {
+  run([](World& world, Site& site) {
+    constexpr int64_t kCount = 1001;
+    constexpr int64_t kLarge = 12 << 20;
+    GroupUnderTest group = make_group(world, site);
+    MessagesUnderTest<uint8_t> small(site, group, 32 * kCount);
+    MessagesUnderTest<uint8_t> large(site, group, kLarge / 4);
+    auto sending = [](int64_t i) {
+      return Sending{.from = 0, .to = 1, .begin = i * kCount, .count = kCount};
+    };
+    std::vector<Sending> all;
+    auto meet = [&] { ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok()); };
+    small.restart();
+    large.restart();
+    ASSERT_TRUE(group.synchronize().ok());
+    for (int64_t i = 0; i < kMessageSlots; ++i) {
+      all.push_back(sending(i));
+      small.issue_send(all.back(), *group.stream);
+    }
+    ASSERT_TRUE(group.synchronize(10).ok()) << group.stream->error().to_string();
+    meet();
+    all.push_back(sending(kMessageSlots));
+    small.issue_send(all.back(), *group.stream);
+    if (group.rank() == 0) {
+      Status waits = group.stream->synchronize(Deadline::after_seconds(0.1));
+      EXPECT_EQ(waits.code(), StatusCode::kDeadlineExceeded) << waits.to_string();
+    }
+    meet();
+    for (const Sending& each : all) small.issue_receive(each, *group.stream);
+    small.expect(all);
+    meet();
+    std::vector<Sending> of_large;
+    for (int i = 0; i < 12; ++i) of_large.push_back({.from = 0, .to = 1, .count = kLarge / 4});
+    for (const Sending& each : of_large) large.issue_send(each, *group.stream);
+    if (group.rank() == 0) {
+      Status waits = group.stream->synchronize(Deadline::after_seconds(0.1));
+      EXPECT_EQ(waits.code(), StatusCode::kDeadlineExceeded) << waits.to_string();
+    }
+    meet();
+    for (const Sending& each : of_large) large.issue_receive(each, *group.stream);
+    large.expect(of_large);
+  });
+}
+
+// The peer never receives what the first rank has no room for, or never sends what it waits for.
+TEST_P(P2pMessagesAlone, AnAbortEndsWhoeverWaits) {
+  for (bool sends : {true, false}) {
+    SCOPED_TRACE(sends ? "as a sender" : "as a receiver");
+    run([sends](World& world, Site& site) {
+      constexpr int kMessages = 64;
+      GroupUnderTest group = make_group(world, site, "doomed", 600);
+      MessagesUnderTest<BFloat16> messages(site, group, 1 << 20);
+      ASSERT_TRUE(group.synchronize().ok());
+      auto issue = [&](int64_t count) {
+        if (sends) messages.issue_send({.from = 0, .to = 1, .count = count}, *group.stream);
+        if (!sends) messages.issue_receive({.from = 1, .to = 0, .count = count}, *group.stream);
+      };
+      if (group.rank() == 0) {
+        for (int i = 0; i < kMessages; ++i) issue(i % 2 == 0 ? 576 : 900000);
+        Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
+        EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
+        group.comm->abort(unavailable("a peer is gone"));
+        Status ended = group.stream->synchronize(Deadline::after_seconds(1));
+        EXPECT_TRUE(ended.ok()) << ended.to_string();
+        EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
+        issue(1);
+        EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        group.comm->abort(unavailable("this rank is gone"));
+      }
+      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus,
+                         P2pMessagesAlone,
+                         testing::Combine(testing::Values(2, 3),
+                                          testing::ValuesIn(std::span(kWays).first(3))),
+                         name_of);
+
+// On both sides of each limit, from one byte on.
+TEST(P2pMessagesOfTwo, GoOverPeerMemoryUpToTheLimit) {
+  constexpr int64_t kPackets = 256;
+  constexpr int64_t kMost = 8192;
+  std::vector<int> left(2);  // until the communicators have gone, which is after the body
+  run_with(2, PeerLimits{}, [&](World& world, Site& site) {
+    int& left_here = left[static_cast<size_t>(world.rank_info().rank)];
+    auto check = [&](const PeerLimits& limits) {
+      GroupUnderTest group = make_group_without_nccl(world, site, limits, left_here);
+      MessagesUnderTest<uint8_t> messages(site, group, 1 << 16);
+      for (int64_t count : {int64_t{1}, kPackets - 1, kPackets, kPackets + 1, kMost - 1, kMost, kMost + 1}) {
+        SCOPED_TRACE(std::to_string(count) + " bytes of at most " + std::to_string(limits.message_bytes));
+        const int before = left_here;
+        const bool over_peers = count <= limits.message_bytes;
+        const std::vector<Sending> sendings = {{.from = 0, .to = 1, .begin = 3, .count = count, .skew = 2}};
+        messages.restart();
+        messages.issue(sendings[0]);
+        messages.expect(std::span(sendings).first(over_peers ? 1 : 0));
+        EXPECT_EQ(left_here - before, over_peers ? 0 : 1);
+      }
+      const int before = left_here;
+      SiteTensor<float> nothing(site, 1);
+      group.comm->send(nothing.view(0, 0), 1 - group.rank(), *group.stream);
+      group.comm->recv(nothing.view(0, 0), 1 - group.rank(), *group.stream);
+      EXPECT_EQ(left_here - before, 0);
+    };
+    check({});
+    check({.message_bytes = kMost});
+    check({.message_bytes = kMost, .message_packets_bytes = kPackets});
+  });
+}
+
+}  // namespace
+}  // namespace llm_dist::comm
