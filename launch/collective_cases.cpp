@@ -50,10 +50,12 @@ double bus_factor(CollectiveKind kind, int ranks) {
 
 Result<CollectiveCases> CollectiveCases::create(device::Backend& backend,
                                                 comm::Communicator& group,
+                                                comm::Communicator& hand_off,
                                                 DType dtype,
                                                 int64_t max_bytes) {
   CollectiveCases cases;
   cases.group_ = &group;
+  cases.hand_off_ = &hand_off;
   cases.dtype_ = dtype;
   int64_t bytes = cases.bytes_of(max_bytes);
   ASSIGN_OR_RETURN(cases.in_, backend.allocate(bytes, device::MemoryKind::kDevice));
@@ -89,9 +91,9 @@ void CollectiveCases::ping_pong(int64_t elements, device::Stream& stream) const 
   Tensor in = in_.view(dtype_, {elements});
   Tensor out = out_.view(dtype_, {elements});
   bool serves = rank < peer;
-  if (serves) group_->send(in, peer, stream);
-  group_->recv(out, peer, stream);
-  if (!serves) group_->send(in, peer, stream);
+  if (serves) hand_off_->send(in, peer, stream);
+  hand_off_->recv(out, peer, stream);
+  if (!serves) hand_off_->send(in, peer, stream);
 }
 
 }  // namespace llm_dist::launch

@@ -29,11 +29,12 @@ Result<CollectiveKind> parse_collective(const std::string& name);
 // all-reduce, (n − 1)/n for reduce-scatter, all-gather and all-to-all, 1 for broadcast and send.
 double bus_factor(CollectiveKind kind, int ranks);
 
-// Buffers for calls of up to `max_bytes` on one group.
+// Buffers for calls of up to `max_bytes` on one group; messages go over `hand_off`, of the same ranks.
 class CollectiveCases {
  public:
   static Result<CollectiveCases> create(device::Backend& backend,
                                         comm::Communicator& group,
+                                        comm::Communicator& hand_off,
                                         DType dtype,
                                         int64_t max_bytes);
   // What a call of about so many bytes has: whole elements, as many on each rank; at least one.
@@ -45,6 +46,7 @@ class CollectiveCases {
   void ping_pong(int64_t elements, device::Stream& stream) const;
 
   comm::Communicator* group_ = nullptr;
+  comm::Communicator* hand_off_ = nullptr;
   DType dtype_ = DType::kBF16;
   device::Buffer in_;
   device::Buffer out_;

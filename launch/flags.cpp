@@ -76,7 +76,7 @@ void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
       ->capture_default_str();
   app.add_flag("--disable-custom-all-reduce",
                flags.disable_custom_all_reduce,
-               "Sums and gathers between GPUs of a host over NCCL, not over their peer memory");
+               "Sums, gathers and hand-offs between GPUs of a host over NCCL, not over their peer memory");
 }
 
 void add_log_flag(CLI::App& app, EngineFlags& flags) {

@@ -227,6 +227,38 @@ void compare_parts(Bench& bench, std::span<const int> ranks, bool prints) {
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
 
+// There and back between the first two ranks, by the bytes of a message; a time is that of one way.
+void compare_messages(Bench& bench, std::span<const int> ranks, bool prints) {
+  const Way ways[] = {
+      {"NCCL", {}},
+      {"packets", {.message_bytes = kMostPartOfPackets, .message_packets_bytes = kMostPartOfPackets}},
+      {"staged", {.message_bytes = kMostBytes}}};
+  const int rank = bench.world.rank_info().rank;
+  std::vector<std::unique_ptr<Communicator>> groups;
+  for (const Way& way : ways)
+    groups.push_back(make_p2p_communicator(bench.world, ranks, way.name, rank, way.limits).value());
+  if (prints)
+    std::printf("%10s %10s %10s %10s   us in a graph, a message\n", "bytes", "NCCL", "packets", "staged");
+  for (int64_t bytes = kLeastBytes; bytes <= kMostBytes; bytes *= 2) {
+    const Tensor out = bench.data.view(DType::kBF16, {bytes / 2});
+    const Tensor in = bench.data.view(DType::kBF16, {bytes / 2}, kMostBytes);
+    if (prints) std::printf("%10lld", static_cast<long long>(bytes));
+    for (size_t way = 0; way < groups.size(); ++way) {
+      const bool too_large = ways[way].limits.message_packets_bytes > 0 && bytes > kMostPartOfPackets;
+      if (too_large && prints) std::printf(" %10s", "-");
+      if (too_large) continue;
+      double there_and_back = measure(bench, [&] {
+        if (rank == 0) groups[way]->send(out, 1, bench.stream);
+        if (rank < 2) groups[way]->recv(in, 1 - rank, bench.stream);
+        if (rank == 1) groups[way]->send(out, 0, bench.stream);
+      });
+      if (prints) std::printf(" %10.2f", there_and_back / 2);
+    }
+    if (prints) std::printf("\n");
+  }
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
 void run_rank(const kernels::CudaModule& module,
               ThreadWorld& threads,
               int rank,
@@ -249,6 +281,7 @@ void run_rank(const kernels::CudaModule& module,
   for (int64_t hidden : {int64_t{4096}, kMostHidden})
     if (wants("shares")) compare_shares(module, bench, ranks, hidden, prints);
   if (wants("parts")) compare_parts(bench, ranks, prints);
+  if (wants("messages")) compare_messages(bench, ranks, prints);
 }
 
 int run(int wanted, std::string_view wanted_table) {

@@ -7,7 +7,6 @@
 #include <optional>
 #include <set>
 
-#include "comm/nccl_groups.h"
 #include "comm/p2p_groups.h"
 #include "kernels/cuda/cuda_module.h"
 #include "src/base/run_time_module.h"
