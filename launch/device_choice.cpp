@@ -101,6 +101,7 @@ Status add_device_resources(const RankDevice& device, RankResources& resources) 
   resources.bf16_arithmetic = true;
   resources.prefers_graphs = device.backend->prefers_graphs();
   resources.peer_memory = device.custom_all_reduce;
+  resources.peer_hand_off = device.custom_hand_off;
   resources.quantized_activations = DType::kBF16;
   return ok_status();
 }
@@ -112,9 +113,11 @@ Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World
                                                                      comm::GroupUse use) {
   if (device.device.type == DeviceType::kCuda) {
     const int index = device.device.index;
-    if (!device.custom_all_reduce) return comm::make_nccl_communicator(world, world_ranks, name, index);
+    const bool hands_off = use == comm::GroupUse::kHandOff;
+    if (!(hands_off ? device.custom_hand_off : device.custom_all_reduce))
+      return comm::make_nccl_communicator(world, world_ranks, name, index);
     std::optional<comm::PeerLimits> limits;
-    if (use == comm::GroupUse::kHandOff) limits = comm::hand_off_peer_limits();
+    if (hands_off) limits = comm::hand_off_peer_limits();
     return comm::make_p2p_communicator(world, world_ranks, name, index, limits);
   }
   return world.make_communicator(world_ranks, name);

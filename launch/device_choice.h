@@ -18,8 +18,10 @@ struct RankDevice {
   // Bytes a second of device memory, measured. Of a CPU: by `threads` that read `bytes` again and again, as
   // decode steps do, so that its caches count as they do there.
   std::function<Result<double>(device::Backend& backend, int threads, int64_t bytes)> read_bandwidth;
-  // Sums, gathers and hand-offs between GPUs over peer memory where that is possible, by kernels of our own.
+  // Over peer memory where that is possible, by kernels of our own: sums and gathers between GPUs, and
+  // hand-offs between stages.
   bool custom_all_reduce = true;
+  bool custom_hand_off = false;
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the

@@ -76,7 +76,10 @@ void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
       ->capture_default_str();
   app.add_flag("--disable-custom-all-reduce",
                flags.disable_custom_all_reduce,
-               "Sums, gathers and hand-offs between GPUs of a host over NCCL, not over their peer memory");
+               "Sums and gathers between GPUs of a host over NCCL, not over their peer memory");
+  app.add_flag("--custom-hand-off",
+               flags.custom_hand_off,
+               "Hand-offs between stages on GPUs of a host over their peer memory, not over NCCL");
 }
 
 void add_log_flag(CLI::App& app, EngineFlags& flags) {
@@ -285,6 +288,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.layer_split = flags.parallel.pp_layer_split;
   options.layout.sequence_parallel = flags.parallel.sequence_parallel == "on";
   options.peer_memory = resources.peer_memory;
+  options.peer_hand_off = resources.peer_hand_off;
   if (flags.parallel.sequence_parallel == "auto" && resources.peer_memory)
     options.layout.sequence_parallel_from = kSequenceParallelTokens;
   resolved.layout_reason = choice.reason;

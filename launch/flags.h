@@ -37,6 +37,7 @@ struct ParallelFlags {
   int threads = 0;
   double distributed_timeout_seconds = 600;
   bool disable_custom_all_reduce = false;
+  bool custom_hand_off = false;
 };
 
 struct MemoryFlags {
@@ -93,6 +94,7 @@ struct RankResources {
   DType quantized_activations = DType::kF32;  // beside quantized weights
   bool prefers_graphs = false;                // decode steps replayed as graphs unless told otherwise
   bool peer_memory = false;                   // EngineOptions::peer_memory
+  bool peer_hand_off = false;                 // EngineOptions::peer_hand_off
   int64_t memory_bytes = 0;                   // free for this rank
   int64_t default_kv_bytes = 0;  // the KV cache takes no more unless asked to; 0: all that is left
 };

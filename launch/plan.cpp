@@ -59,14 +59,15 @@ Result<bool> plan(const PlanFlags& flags) {
     ASSIGN_OR_RETURN(memory, parse_bytes("--memory", flags.memory));
   }
   ASSIGN_OR_RETURN(parallel::Layout asked, asked_layout(flags.engine.parallel));
+  const bool on_gpus = flags.engine.model.device == "cuda";
   int world = flags.gpus > 0 ? flags.gpus : std::max(1, asked.tp) * std::max(1, asked.pp);
   ASSIGN_OR_RETURN(ResolvedOptions resolved,
                    resolve(flags.engine,
                            *checkpoint,
                            {.world_size = world,
                             .ranks_per_node = world,
-                            .peer_memory = flags.engine.model.device == "cuda" &&
-                                           !flags.engine.parallel.disable_custom_all_reduce,
+                            .peer_memory = on_gpus && !flags.engine.parallel.disable_custom_all_reduce,
+                            .peer_hand_off = on_gpus && flags.engine.parallel.custom_hand_off,
                             .memory_bytes = memory}));
   const engine::EngineOptions& options = resolved.engine;
 

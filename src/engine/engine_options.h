@@ -42,7 +42,8 @@ struct EngineOptions {
   kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
   kernels::AttentionKernels attention_kernels = kernels::AttentionKernels::kFastest;
   bool persistent_kernels = true;  // for steps of one row, where a device has them
-  bool peer_memory = false;        // the GPUs of a group have some for each other (comm/p2p)
+  bool peer_memory = false;        // a tensor group's GPUs have some for each other (comm/p2p)
+  bool peer_hand_off = false;      // and so have those of two stages
   bool deterministic = false;      // logits have the same bits alone and in any batch, chunk or replay
   double step_deadline_seconds = 600;
   int load_threads = 2;

@@ -56,11 +56,11 @@ Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
   plan.step_bytes = StepInputs::device_bytes(options) * (options.max_steps_in_flight() + 2) +
                     ModelRunner::history_bytes(options);
   plan.lane_bytes = lane_bytes(context.mesh, checkpoint.config().hidden_size, options);
-  if (options.peer_memory) {
-    const int tp = options.layout.tp;
-    if (tp > 1) plan.peer_bytes += comm::peer_layout(tp, comm::default_peer_limits(tp)).bytes;
+  const int tp = options.layout.tp;
+  if (options.peer_memory && tp > 1)
+    plan.peer_bytes += comm::peer_layout(tp, comm::default_peer_limits(tp)).bytes;
+  if (options.peer_hand_off)
     plan.peer_bytes += num_lanes(context.mesh) * comm::peer_layout(2, comm::hand_off_peer_limits()).bytes;
-  }
   plan.graph_bytes = graph_bytes(options, parts.layers.count);
   plan.kv_block_bytes = spec.block_bytes();
   plan.block_size = options.block_size;

