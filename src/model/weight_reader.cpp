@@ -1,6 +1,7 @@
 #include "src/model/weight_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <mutex>
@@ -12,6 +13,7 @@ namespace llm_dist::model {
 namespace {
 
 constexpr int64_t kStagingBytes = int64_t{16} << 20;
+constexpr size_t kStagings = 2;
 constexpr int64_t kLeastValuesPerThread = 1 << 18;  // below, starting a thread costs more than it saves
 
 }  // namespace
@@ -125,28 +127,51 @@ Status WeightReader::read(const std::vector<checkpoint::SliceRequest>& requests)
   return ok_status();
 }
 
-// Batches as large as the staging memory: read all of it, convert, copy to the device.
+Result<WeightReader::Staging> WeightReader::make_staging(int64_t capacity) const {
+  Staging made;
+  ASSIGN_OR_RETURN(made.source, backend_.allocate(capacity, device::MemoryKind::kPinned));
+  if (std::any_of(staged_.begin(), staged_.end(), [](const Transfer& t) { return t.converts(); })) {
+    ASSIGN_OR_RETURN(made.converted, backend_.allocate(capacity, device::MemoryKind::kPinned));
+  }
+  made.copied = backend_.make_event();
+  return made;
+}
+
 Status WeightReader::run_staged() {
   if (staged_.empty()) return ok_status();
-  int64_t largest = 0;
-  for (const Transfer& t : staged_) largest = std::max({largest, t.source_bytes(), t.destination_bytes()});
-  int64_t capacity = std::max(largest, kStagingBytes);
-  ASSIGN_OR_RETURN(device::Buffer source, backend_.allocate(capacity, device::MemoryKind::kPinned));
-  ASSIGN_OR_RETURN(device::Buffer converted, backend_.allocate(capacity, device::MemoryKind::kPinned));
+  int64_t capacity = kStagingBytes;
+  for (const Transfer& t : staged_) capacity = std::max({capacity, t.source_bytes(), t.destination_bytes()});
+  std::array<Staging, kStagings> stagings;
+  for (Staging& staging : stagings) {
+    ASSIGN_OR_RETURN(staging, make_staging(capacity));
+  }
+  Status outcome = run_batches(capacity, stagings);
+  // The memory goes, also behind an error: no copy may still read it.
+  Status copied = stream_.synchronize(Deadline::after_seconds(kLoadDeadlineSeconds));
+  return outcome.ok() ? copied : outcome;
+}
+
+// Batches as large as the staging memory: read all of it, convert, copy to the device. While one is copied
+// the next is read.
+Status WeightReader::run_batches(int64_t capacity, std::span<Staging> stagings) {
+  size_t turn = 0;
   for (size_t begin = 0; begin < staged_.size();) {
+    Staging& staging = stagings[turn++ % stagings.size()];
+    if (turn > stagings.size())
+      RETURN_IF_ERROR(staging.copied->wait(Deadline::after_seconds(kLoadDeadlineSeconds)));
     std::vector<checkpoint::SliceRequest> requests;
     size_t end = begin;
     for (int64_t used_in = 0, used_out = 0; end < staged_.size(); ++end) {
       const Transfer& transfer = staged_[end];
       if (used_in + transfer.source_bytes() > capacity || used_out + transfer.destination_bytes() > capacity)
         break;
-      requests.push_back(transfer.request(source.data() + used_in));
+      requests.push_back(transfer.request(staging.source.data() + used_in));
       used_in += transfer.source_bytes();
       used_out += transfer.destination_bytes();
     }
     RETURN_IF_ERROR(read(requests));
-    RETURN_IF_ERROR(place(begin, end, source.data(), converted.data()));
-    RETURN_IF_ERROR(stream_.synchronize(Deadline::after_seconds(kLoadDeadlineSeconds)));
+    RETURN_IF_ERROR(place(begin, end, staging.source.data(), staging.converted.data()));
+    stream_.record(*staging.copied);
     begin = end;
   }
   return ok_status();
@@ -188,12 +213,12 @@ Status WeightReader::place(size_t begin, size_t end, std::byte* source, std::byt
     if (transfer.converts()) {
       RETURN_IF_ERROR(convert(transfer, source, converted));
       staged = converted;
+      converted += transfer.destination_bytes();
     }
     int64_t bytes = transfer.destination_bytes();
     stream_.copy(Tensor::contiguous(transfer.destination(), DType::kU8, {bytes}, backend_.device()),
                  Tensor::contiguous(staged, DType::kU8, {bytes}));
     source += transfer.source_bytes();
-    converted += bytes;
   }
   return ok_status();
 }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -63,10 +65,19 @@ class WeightReader {
                        std::vector<float>& floats) const;
   };
 
+  // Pinned memory of a batch, free for another one when its copies have ended.
+  struct Staging {
+    device::Buffer source;
+    device::Buffer converted;  // none where no transfer converts
+    std::unique_ptr<device::Event> copied;
+  };
+
   Result<const Source*> source_of(const std::string& tensor);
   void count_total();
   Status read(const std::vector<checkpoint::SliceRequest>& requests);
+  Result<Staging> make_staging(int64_t capacity) const;
   Status run_staged();
+  Status run_batches(int64_t capacity, std::span<Staging> stagings);
   Status convert(const Transfer& transfer, const std::byte* from, std::byte* to) const;
   Status place(size_t begin, size_t end, std::byte* source, std::byte* converted);
 
