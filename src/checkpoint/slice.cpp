@@ -14,7 +14,6 @@
 namespace llm_dist::checkpoint {
 namespace {
 
-constexpr int64_t kMinIoBytes = int64_t{1} << 20;
 constexpr int64_t kMaxRowsAGroup = 65536;  // bounds the memory of a group's plan
 constexpr int64_t kMaxGapBytes = 4096;
 

@@ -31,9 +31,11 @@ struct SliceRequest {
 // The whole of `tensor`, rows back to back.
 SliceRequest whole(const TensorInfo& tensor, std::byte* destination);
 
+inline constexpr int64_t kMinIoBytes = int64_t{1} << 20;
+
 struct ReadOptions {
   int threads = 4;
-  int64_t max_io_bytes = int64_t{8} << 20;  // of one request; at least 1 MiB
+  int64_t max_io_bytes = int64_t{8} << 20;  // of one request; at least kMinIoBytes
   // Called with bytes of slices finished and wanted, a few hundred times, one call at a time, from any
   // thread.
   std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;

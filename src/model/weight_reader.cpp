@@ -13,7 +13,6 @@ namespace llm_dist::model {
 namespace {
 
 constexpr int64_t kStagingBytes = int64_t{64} << 20;
-constexpr int64_t kLeastIoBytes = int64_t{1} << 20;
 constexpr size_t kStagings = 2;
 constexpr int64_t kLeastValuesPerThread = 1 << 18;  // below, starting a thread costs more than it saves
 
@@ -147,8 +146,8 @@ Status WeightReader::run_staged() {
     ASSIGN_OR_RETURN(staging, make_staging(capacity));
   }
   // Every thread has a few reads of a batch.
-  options_.max_io_bytes =
-      std::clamp(capacity / (4 * std::max(1, options_.threads)), kLeastIoBytes, options_.max_io_bytes);
+  options_.max_io_bytes = std::clamp(
+      capacity / (4 * std::max(1, options_.threads)), checkpoint::kMinIoBytes, options_.max_io_bytes);
   Status outcome = run_batches(capacity, stagings);
   // The memory goes, also behind an error: no copy may still read it.
   Status copied = stream_.synchronize(Deadline::after_seconds(kLoadDeadlineSeconds));
