@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/row_norm.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -55,6 +56,35 @@ __global__ void add_rows(RowView<T> a, RowView<const T> b, int width) {
   store_vec<kVec>(sum, a.row(row) + i);
 }
 
+// Of `rows` rows; strides and the rest as in `of_first`.
+struct RowNorms {
+  RowNorm of_first;
+  int64_t rows = 1;
+  int64_t x_stride = 0;
+  int64_t residual_stride = 0;
+  int64_t out_stride = 0;
+};
+
+void launch_add_norm(const RowNorms& norms, bool vectors, cudaStream_t stream) {
+  const RowNorm& norm = norms.of_first;
+  with_activation_type(norm.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_vec_width(vectors, [&](auto vec) {
+      constexpr int kVec = decltype(vec)::value;
+      launch_overlapped(norm_rows<T, kVec, true>,
+                        dim3(static_cast<unsigned>(norms.rows)),
+                        norm_threads(norm.width, kVec),
+                        stream,
+                        RowView<const T>{static_cast<const T*>(norm.x), norms.x_stride},
+                        RowView<T>{static_cast<T*>(norm.residual), norms.residual_stride},
+                        static_cast<const T*>(norm.weight),
+                        norm.epsilon,
+                        RowView<T>{static_cast<T*>(norm.out), norms.out_stride},
+                        static_cast<int>(norm.width));
+    });
+  });
+}
+
 void check_alike(const Tensor& a, const Tensor& b) {
   CHECK(a.dtype == b.dtype && a.dim(0) == b.dim(0) && a.dim(1) == b.dim(1),
         "{} beside {}",
@@ -62,20 +92,32 @@ void check_alike(const Tensor& a, const Tensor& b) {
         b.to_string());
 }
 
-bool is_put_off(CudaOpState& state, device::CudaStream& stream, const AddRmsNormParams& params) {
-  if (params.x.dim(0) != 1 || params.x.dtype == DType::kF32) return false;
+RowNorms norms_of(const AddRmsNormParams& params) {
   for (const Tensor* rows : {&params.x, &params.residual, &params.out}) check_rows(*rows);
-  return state.row_chain().put_off({.dtype = params.x.dtype,
-                                    .x = params.x.data,
-                                    .residual = params.residual.data,
-                                    .weight = params.weight.data,
-                                    .out = params.out.data,
-                                    .epsilon = params.epsilon,
-                                    .width = params.x.dim(1)},
-                                   stream);
+  return {.of_first = {.dtype = params.x.dtype,
+                       .x = params.x.data,
+                       .residual = params.residual.data,
+                       .weight = params.weight.data,
+                       .out = params.out.data,
+                       .epsilon = params.epsilon,
+                       .width = params.x.dim(1)},
+          .rows = params.x.dim(0),
+          .x_stride = params.x.stride(0),
+          .residual_stride = params.residual.stride(0),
+          .out_stride = params.out.stride(0)};
+}
+
+bool is_put_off(CudaOpState& state, device::CudaStream& stream, const RowNorms& norms) {
+  if (norms.rows != 1 || norms.of_first.dtype == DType::kF32) return false;
+  return state.row_chain().put_off(norms.of_first, stream) || state.f8_row().put_off(norms.of_first, stream);
 }
 
 }  // namespace
+
+cudaError_t launch_row_norm(const RowNorm& norm, cudaStream_t stream) {
+  launch_add_norm({.of_first = norm}, true, stream);
+  return cudaGetLastError();
+}
 
 void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params) {
   check_alike(params.x, params.out);
@@ -109,25 +151,11 @@ void add_rms_norm_cuda(OpState& state, device::Stream& stream, const AddRmsNormP
         "weight {}",
         params.weight.to_string());
   device::CudaStream& cuda = device::as_cuda(stream);
-  const int64_t rows = params.x.dim(0);
-  const int64_t width = params.x.dim(1);
-  if (rows == 0 || width == 0 || is_put_off(as_cuda_state(state), cuda, params) || !cuda.enter()) return;
-  with_activation_type(params.x.dtype, [&](auto type) {
-    using T = decltype(type);
-    with_vec_width(is_vectorizable(params.x, params.residual, params.weight, params.out), [&](auto vec) {
-      constexpr int kVec = decltype(vec)::value;
-      launch_overlapped(norm_rows<T, kVec, true>,
-                        dim3(static_cast<unsigned>(rows)),
-                        norm_threads(width, kVec),
-                        cuda.handle(),
-                        rows_as<const T>(params.x),
-                        rows_as<T>(params.residual),
-                        static_cast<const T*>(params.weight.data),
-                        params.epsilon,
-                        rows_as<T>(params.out),
-                        static_cast<int>(width));
-    });
-  });
+  if (params.x.numel() == 0) return;
+  const RowNorms norms = norms_of(params);
+  if (is_put_off(as_cuda_state(state), cuda, norms) || !cuda.enter()) return;
+  launch_add_norm(
+      norms, is_vectorizable(params.x, params.residual, params.weight, params.out), cuda.handle());
   cuda.check(cudaGetLastError(), "add_rms_norm");
 }
 

@@ -1,6 +1,7 @@
 // Rotary embedding of Q and K in place, and K and V to the paged cache. A thread has eight pairs of a head,
 // or sixteen elements of V, in 16-byte accesses; where heads are too small for that, a block a token walks
 // single pairs. The cached K is rounded once, from the rotated float.
+#include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
@@ -143,9 +144,27 @@ void check_rope(const RopeAppendParams& params) {
   CHECK_EQ(params.cos_sin.dim(1), head_dim);
 }
 
+RowRotation rotation_of(const RopeAppendParams& params, const RopeTokens& tokens, const CacheShape& shape) {
+  return {.dtype = params.qkv.dtype,
+          .cache_dtype = params.k_cache.dtype,
+          .qkv = params.qkv.data,
+          .position = tokens.positions,
+          .slot = tokens.slots,
+          .cos_sin = tokens.cos_sin,
+          .cos_sin_stride = tokens.cos_sin_stride,
+          .num_heads = tokens.num_heads,
+          .num_kv_heads = tokens.num_kv_heads,
+          .head_dim = shape.head_dim,
+          .block_size = shape.block_size,
+          .block_stride = shape.block_stride,
+          .head_stride = shape.head_stride,
+          .k_cache = params.k_cache.data,
+          .v_cache = params.v_cache.data};
+}
+
 }  // namespace
 
-void rope_append_cuda(OpState&, device::Stream& stream, const RopeAppendParams& params) {
+void rope_append_cuda(OpState& state, device::Stream& stream, const RopeAppendParams& params) {
   check_rope(params);
   const int64_t n = params.qkv.dim(0);
   const RopeTokens tokens{.positions = i32_vector(params.positions, n),
@@ -155,8 +174,10 @@ void rope_append_cuda(OpState&, device::Stream& stream, const RopeAppendParams& 
                           .num_heads = params.num_heads,
                           .num_kv_heads = params.num_kv_heads};
   device::CudaStream& cuda = device::as_cuda(stream);
-  if (n == 0 || !cuda.enter()) return;
+  if (n == 0) return;
   const CacheShape shape = cache_shape(params.k_cache);
+  if (n == 1 && as_cuda_state(state).f8_row().put_off(rotation_of(params, tokens, shape), cuda)) return;
+  if (!cuda.enter()) return;
   if (takes_vectors(params)) {
     const int64_t pieces = (params.num_heads + 2 * params.num_kv_heads) * shape.head_dim / (2 * kVecWidth);
     const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(ceil_div(pieces, kVectorThreads)));

@@ -16,20 +16,10 @@
 
 #include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/row_norm.h"
 #include "src/device/cuda/cuda_stream.h"
 
 namespace llm_dist::kernels {
-
-// residual ← residual + x; out ← its norm. A row of `width` elements; out may be x.
-struct RowNorm {
-  DType dtype = DType::kBF16;
-  const void* x = nullptr;
-  void* residual = nullptr;
-  const void* weight = nullptr;
-  void* out = nullptr;
-  float epsilon = 0;
-  int64_t width = 0;
-};
 
 class RowChain final : public device::PutOffWork {
  public:

@@ -125,7 +125,7 @@ class CudaOpTest : public testing::Test {
   static double tolerance(DType dtype) { return dtype == DType::kF32 ? 2e-5 : 2 * rounding_of(dtype); }
 
   const OpStateOptions options_{
-      .threads = 4, .max_tokens = 4096, .max_features = 16384, .max_sequences = 64, .vocab_size = 130000};
+      .threads = 4, .max_tokens = 4096, .max_features = 32768, .max_sequences = 64, .vocab_size = 130000};
   const CudaModule* module_ = nullptr;
   std::mt19937_64 random_{11};
   std::unique_ptr<device::Backend> cpu_backend_;

@@ -87,10 +87,11 @@ class CudaLinearTest : public CudaOpTest {
       ASSERT_NEAR(want, element(seen, i), tolerance * (1 + std::abs(want))) << "element " << i;
     }
   }
-  void use_state(LinearKernels linear) {
+  void use_state(LinearKernels linear, bool persistent_kernels = true) {
     OpStateOptions options = options_;
     options.linear = linear;
     options.f8_weights = true;
+    options.persistent_kernels = persistent_kernels;
     gpu_state_.reset();  // which may have a claim on the device
     gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   }

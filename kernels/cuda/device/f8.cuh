@@ -42,7 +42,17 @@ __device__ inline uint2 widen_four(__nv_bfloat16, uint32_t codes) {
   return {enlarge_pair(__byte_perm(lower, upper, 0x5140)), enlarge_pair(__byte_perm(lower, upper, 0x7362))};
 }
 __device__ inline uint2 widen_four(__half, uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  // The instruction takes either half of a register, which a shift in front of it would hide.
+  uint2 wide;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, "
+      "high; }"
+      : "=r"(wide.x), "=r"(wide.y)
+      : "r"(codes));
+  return wide;
+#else
   return {widen_pair<0>(__half(), codes), widen_pair<1>(__half(), codes)};
+#endif
 }
 
 // widen_column(T(), a, b, i): the i-th codes of both, of four each, to two elements.

@@ -1,0 +1,608 @@
+// Every processor has one block, whose warps take pairs of rows of W in turns. Each thread copies what it
+// will multiply itself, 16 codes of either row, to a ring in shared memory and goes on with the next pair's
+// while it multiplies: weights wait for nothing but room, those of the first pairs not even for the kernel in
+// front. Two blocks on one processor and none on another would take nearly twice as long, so two do not fit.
+//
+// Tensor cores multiply. A thread has 16 neighbouring elements of x, in f16, and the codes that belong to
+// them, widened to f16, which takes one instruction for two. As A and B of m16n8k16 (device/mma.cuh), the
+// runs of x are the columns and those of the two rows of W the rows, and of all products of one run with
+// another only those on the diagonal count. x is lifted by a power of two, so that f16 has all bits of a bf16
+// that is not 2²⁹ times smaller than the largest of its row.
+//
+// A norm in front is computed by every block for itself, as the whole row is needed anyway. The new residual
+// stream and the norm are written by the block that was the last to read what was there.
+//
+// Sums are taken in float, in an order that depends on k alone.
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/f8.cuh"
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/norm_row.cuh"
+#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/pairs.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/second_level.cuh"
+#include "kernels/cuda/device/silu.cuh"
+#include "kernels/cuda/device/tma.cuh"
+#include "kernels/cuda/f8_row_kernel.h"
+#include "kernels/cuda/launch.h"
+
+namespace llm_dist::kernels::f8_row {
+namespace {
+
+constexpr int kWarps = 16;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kLoad = 16;                 // codes of a 16-byte load
+constexpr int kStep = kWarpSize * kLoad;  // codes of a row that a warp multiplies at a time
+constexpr int kGroup = 2;                 // steps that are waited for together
+constexpr int kGroupCodes = kGroup * kStep;
+constexpr int kGroupBytes = 2 * kGroupCodes;  // of a pair of rows; as many as x has in a group
+constexpr int kRing = 4;                      // groups of a warp on their way
+// Of them, those asked for before x is: x comes behind all that a processor has asked for.
+constexpr int kRingBeforeX = 2;
+constexpr int kRingBytes = kWarps * kRing * kGroupBytes;
+constexpr int kMostShared = 225 << 10;
+static_assert(2 * kRingBytes > kMostShared);  // two blocks do not fit a processor
+constexpr int kKept = 4;  // vectors of x that a thread keeps, what is longer is read again
+constexpr int kKeptOfNorm = 2;
+
+// What a pair of rows of W is: neighbours; one of the gate and the one of up that it lets through; or the two
+// elements of a head that are rotated together.
+enum class Kind : uint8_t { kPlain, kGated, kRotated };
+
+struct F8RowArgs {
+  int rows;         // of W
+  int pairs;        // of them
+  int half;         // of a rotated head
+  int turn;         // from a warp's pair to its next one
+  int turn_heads;   // as halves of heads, where they are rotated
+  int turn_within;  // and what is left
+  int k;            // codes of a row
+  int groups;       // of a row
+  bool floats;      // y
+  const uint8_t* w;
+  const float* w_scales;
+  const void* bias;
+  const void* x;
+  void* y;
+  RowNorm norm;
+  uint32_t* readers;
+  RowRotation rotation;
+};
+
+__device__ inline bool has_norm(const F8RowArgs& args) { return args.norm.width > 0; }
+
+int x_bytes(int64_t k) { return static_cast<int>(ceil_div(k, int64_t{kGroupCodes}) * kGroupCodes * 2); }
+int residual_bytes(const RowNorm& norm) { return static_cast<int>(norm.width * 2); }
+
+// A warp's pairs, one after the other. Heads are counted along: to divide would take longer than to multiply.
+template <Kind kKind>
+struct PairWalk {
+  int pair;
+  int head = 0;
+  int within = 0;  // of the pairs of a head
+
+  __device__ PairWalk(const F8RowArgs& args, int first) : pair(first) {
+    if constexpr (kKind == Kind::kRotated) {
+      head = first / args.half;
+      within = first % args.half;
+    }
+  }
+  __device__ void advance(const F8RowArgs& args) {
+    pair += args.turn;
+    if constexpr (kKind == Kind::kRotated) {
+      head += args.turn_heads;
+      within += args.turn_within;
+      if (within < args.half) return;
+      within -= args.half;
+      ++head;
+    }
+  }
+  __device__ int low(const F8RowArgs& args) const {
+    if constexpr (kKind == Kind::kRotated) return 2 * head * args.half + within;
+    return kKind == Kind::kGated ? pair : 2 * pair;
+  }
+  // Of a last pair that is not whole the same row.
+  __device__ int high(const F8RowArgs& args) const {
+    if constexpr (kKind == Kind::kRotated) return low(args) + args.half;
+    return kKind == Kind::kGated ? pair + args.pairs : min(2 * pair + 1, args.rows - 1);
+  }
+};
+
+// This thread's loads.
+template <Kind kKind>
+struct WeightRing {
+  const F8RowArgs& args;
+  uint32_t memory;  // a shared address
+  PairWalk<kKind> walk;
+  int left = 0;  // codes of the row from this thread's next one on
+  int group = 0;
+  const uint8_t* low = nullptr;
+  const uint8_t* high = nullptr;
+  uint64_t policy = policy_read_once();
+
+  __device__ WeightRing(const F8RowArgs& of, const uint4* at, int first)
+      : args(of), memory(shared_address(at)), walk(of, first) {
+    find_rows();
+  }
+  __device__ void find_rows() {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int first = walk.low(args);
+    low = args.w + static_cast<int64_t>(first) * args.k + lane * kLoad;
+    high = low + static_cast<int64_t>(walk.high(args) - first) * args.k;
+    left = args.k - lane * kLoad;
+    group = args.groups;
+  }
+  __device__ void load(int slot) {
+    if (walk.pair < args.pairs) {
+      const uint32_t to = memory + static_cast<uint32_t>(slot * kGroupBytes);
+#pragma unroll
+      for (int s = 0; s < kGroup; ++s) {
+        const bool there = s * kStep < left;
+        const int at = there ? s * kStep : 0;
+        copy_load(to + 2 * s * kStep, low + at, there, policy);
+        copy_load(to + (2 * s + 1) * kStep, high + at, there, policy);
+      }
+      low += kGroupCodes;
+      high += kGroupCodes;
+      left -= kGroupCodes;
+      if (--group == 0) {
+        walk.advance(args);
+        if (walk.pair < args.pairs) find_rows();
+      }
+    }
+    end_copies();
+  }
+};
+
+// Where in shared memory the v-th eight elements of x stand: what a thread takes of a step are two of them,
+// and neighbours' lie side by side.
+__device__ inline int place_of(int v) {
+  constexpr int kVecs = kStep / kVecWidth;
+  return v / kVecs * kVecs + v % 2 * kWarpSize + v % kVecs / 2;
+}
+
+// 2^(14 - e) for a largest magnitude of 2^e to 2^(e + 1), given its bits.
+__device__ inline float lift_of(uint32_t largest) {
+  constexpr uint32_t kTop = 2 * 127 + 14;
+  return __uint_as_float(min(kTop - (largest >> 23), 254u) << 23);
+}
+
+__device__ inline uint4 halves_of(const float (&values)[kVecWidth], float factor) {
+  uint4 packed;
+  auto* words = reinterpret_cast<uint32_t*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    words[i] = pack_pair(__half(), values[2 * i] * factor, values[2 * i + 1] * factor);
+  return packed;
+}
+
+template <typename T>
+__device__ inline void unpack(uint4 raw, float (&values)[kVecWidth]) {
+  const auto* words = reinterpret_cast<const uint32_t*>(&raw);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = pair_of(T(), words[i]);
+    values[2 * i] = pair.x;
+    values[2 * i + 1] = pair.y;
+  }
+}
+
+struct LargestAndSquares {
+  uint32_t largest;
+  float squares;
+};
+// Of the whole block.
+__device__ inline LargestAndSquares reduce_both(uint32_t largest, float squares) {
+  __shared__ LargestAndSquares partial[kWarps];
+  largest = __reduce_max_sync(kFullWarp, largest);
+  squares = warp_reduce(squares, AddOp());
+  if (threadIdx.x % kWarpSize == 0) partial[threadIdx.x / kWarpSize] = {largest, squares};
+  __syncthreads();
+  LargestAndSquares all = partial[0];
+#pragma unroll
+  for (int i = 1; i < kWarps; ++i)
+    all = {max(all.largest, partial[i].largest), all.squares + partial[i].squares};
+  return all;
+}
+
+// x to shared memory, in f16; gives what sums are to be multiplied by. f16 stays as it is. meanwhile() is
+// called when x is on its way.
+template <typename T, typename Meanwhile>
+__device__ inline float stage_x(const F8RowArgs& args, uint4* to, Meanwhile&& meanwhile) {
+  constexpr bool kLifts = !std::is_same_v<T, __half>;
+  const auto* from = static_cast<const uint4*>(args.x);
+  const int vecs = args.k / kVecWidth;
+  const int places = args.groups * kGroupCodes / kVecWidth;
+  const int first = static_cast<int>(threadIdx.x);
+  auto load = [&](int v) { return v < vecs ? load_from_second_level(from + v) : uint4{}; };
+  uint4 kept[kKept];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (i * kThreads < places) kept[i] = load(first + i * kThreads);
+  }
+  meanwhile();
+  float lift = 1;
+  if constexpr (kLifts) {
+    uint32_t largest = 0;  // of the elements in upper and in lower halves
+    auto look = [&](uint4 raw) {
+      for (uint32_t word : {raw.x, raw.y, raw.z, raw.w}) largest = __vmaxu2(largest, word & 0x7fff7fffu);
+    };
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      if (i * kThreads < places) look(kept[i]);
+    }
+    for (int v = first + kKept * kThreads; v < vecs; v += kThreads) look(load(v));
+    lift = lift_of(reduce_both(max(largest & 0xffff0000u, largest << 16), 0).largest);
+  }
+  auto put = [&](int v, uint4 raw) {
+    float values[kVecWidth];
+    unpack<T>(raw, values);
+    const uint4 halves = kLifts ? halves_of(values, lift) : raw;
+    if (v < places) to[place_of(v)] = halves;
+  };
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    if (i * kThreads < places) put(first + i * kThreads, kept[i]);
+  }
+  for (int v = first + kKept * kThreads; v < places; v += kThreads) put(v, load(v));
+  __syncthreads();
+  return 1 / lift;
+}
+
+// The norm of x and the residual stream, likewise; their sum, as it is to be stored, to `sums`.
+template <typename T, typename Meanwhile>
+__device__ inline float stage_norm(const F8RowArgs& args,
+                                   const uint4 (&weights)[kKeptOfNorm],
+                                   uint4* sums,
+                                   uint4* to,
+                                   Meanwhile&& meanwhile) {
+  const auto* x = static_cast<const uint4*>(args.norm.x);
+  const auto* residual = static_cast<const uint4*>(args.norm.residual);
+  const int vecs = static_cast<int>(args.norm.width) / kVecWidth;
+  const int places = args.groups * kGroupCodes / kVecWidth;
+  const int first = static_cast<int>(threadIdx.x);
+  uint4 kept[kKeptOfNorm];
+  uint4 before[kKeptOfNorm];
+#pragma unroll
+  for (int i = 0; i < kKeptOfNorm; ++i) {
+    const int v = first + i * kThreads;
+    kept[i] = before[i] = {};
+    if (v >= vecs) continue;
+    kept[i] = load_from_second_level(x + v);
+    before[i] = load_from_second_level(residual + v);
+  }
+  meanwhile();
+  // The norm's scale is one factor of all elements: which of them is the largest is known without it.
+  auto weighted = [&](int i, float scale, float(&values)[kVecWidth]) {
+    float weight[kVecWidth];
+    unpack<T>(kept[i], values);
+    unpack<T>(weights[i], weight);
+    scale_into(values, scale, weight, values);
+  };
+  uint32_t largest = 0;
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kKeptOfNorm; ++i) {
+    if (i * kThreads >= vecs) continue;
+    float values[kVecWidth];
+    float other[kVecWidth];
+    unpack<T>(kept[i], values);
+    unpack<T>(before[i], other);
+    add_into<kVecWidth>(other, values, reinterpret_cast<T*>(&kept[i]));
+    add_squares<kVecWidth>(values, squares);
+    weighted(i, 1, values);
+#pragma unroll
+    for (float value : values) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
+    if (first + i * kThreads < vecs) sums[first + i * kThreads] = kept[i];
+  }
+  const LargestAndSquares seen = reduce_both(largest, squares);
+  const float scale = norm_scale(seen.squares, static_cast<int>(args.norm.width), args.norm.epsilon);
+  const bool lifts = !std::is_same_v<T, __half>;
+  const float lift = lifts ? lift_of(__float_as_uint(__uint_as_float(seen.largest) * scale)) : 1.0f;
+#pragma unroll
+  for (int i = 0; i < kKeptOfNorm; ++i) {
+    if (i * kThreads >= places) continue;
+    float values[kVecWidth];
+    weighted(i, scale, values);
+    // Rounded as a norm by itself would be.
+#pragma unroll
+    for (float& value : values) value = to_float_dev(from_float_dev<T>(value));
+    const uint4 halves = halves_of(values, lift);
+    if (first + i * kThreads < places) to[place_of(first + i * kThreads)] = halves;
+  }
+  __syncthreads();
+  return 1 / lift;
+}
+
+// Of the blocks that have read the row so far, this one included.
+__device__ inline uint32_t count_reader(uint32_t* readers) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(readers) : "memory");
+  return before + 1;
+}
+
+// Whether this block was the last to read the row: one thread finds out, all want to know.
+class Verdict {
+ public:
+  enum : int { kUnknown, kNotLast, kLast };
+  __device__ void set(int value) { value_ = value; }
+  __device__ bool is_last() const {
+    int value = kUnknown;
+    while (value == kUnknown) value = value_;
+    return value == kLast;
+  }
+
+ private:
+  volatile int value_;
+};
+
+// This thread's part of what the norm leaves behind, once all blocks have read what was there before.
+template <typename T>
+__device__ inline void write_norm(const F8RowArgs& args, const uint4* sums, const uint4* x, float factor) {
+  const int vecs = static_cast<int>(args.norm.width) / kVecWidth;
+#pragma unroll 2
+  for (int v = static_cast<int>(threadIdx.x); v < vecs; v += kThreads) {
+    static_cast<uint4*>(args.norm.residual)[v] = sums[v];
+    float values[kVecWidth];
+    unpack<__half>(x[place_of(v)], values);
+#pragma unroll
+    for (float& value : values) value *= factor;
+    store_vec<kVecWidth>(values, static_cast<T*>(args.norm.out) + v * kVecWidth);
+  }
+  if (threadIdx.x == 0) *args.readers = 0;
+}
+
+// 16 codes of either row with 16 elements of x, to sums of their own for each quarter: what follows from one
+// another is short.
+__device__ inline void multiply_step(float (&sums)[4][4], uint4 low, uint4 high, const uint4* x) {
+  const uint4 first = x[0];
+  const uint4 second = x[kWarpSize];
+  auto multiply = [&](float(&to)[4], uint32_t of_low, uint32_t of_high, uint32_t x0, uint32_t x1) {
+    const uint2 a = widen_four(__half(), of_low);
+    const uint2 b = widen_four(__half(), of_high);
+    mma_16x8x16(__half(), to, a.x, b.x, a.y, b.y, x0, x1);
+  };
+  multiply(sums[0], low.x, high.x, first.x, first.y);
+  multiply(sums[1], low.y, high.y, first.z, first.w);
+  multiply(sums[2], low.z, high.z, second.x, second.y);
+  multiply(sums[3], low.w, high.w, second.z, second.w);
+}
+
+// The diagonals: of the lower row and of the higher one.
+__device__ inline float2 add_up(const float (&sums)[4][4]) {
+  float all[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) all[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int run = lane / 4;
+  const bool has_one = lane % 4 == run / 2;
+  const bool second = run % 2 == 1;
+  const float low = second ? all[1] : all[0];
+  const float high = second ? all[3] : all[2];
+  return make_float2(warp_reduce(has_one ? low : 0.0f, AddOp()), warp_reduce(has_one ? high : 0.0f, AddOp()));
+}
+
+struct TokenPlace {
+  int position = 0;
+  int slot = -1;
+};
+
+// What a pair's sums become, fetched before they are there.
+template <typename T, Kind kKind>
+struct PairEnd {
+  const F8RowArgs& args;
+  PairWalk<kKind> walk;
+  int low_row;
+  int high_row;
+  float scales[2];
+  float bias[2] = {};
+  bool rotates = false;
+  float cosine = 0;
+  float sine = 0;
+
+  __device__ PairEnd(const F8RowArgs& of, const TokenPlace& token, const PairWalk<kKind>& at)
+      : args(of),
+        walk(at),
+        low_row(at.low(of)),
+        high_row(at.high(of)),
+        scales{of.w_scales[low_row], of.w_scales[high_row]} {
+    if (args.bias != nullptr) {
+      const auto* values = static_cast<const T*>(args.bias);
+      bias[0] = to_float_dev(values[low_row]);
+      bias[1] = to_float_dev(values[high_row]);
+    }
+    if constexpr (kKind == Kind::kRotated) {
+      rotates = token.slot >= 0 && walk.head < args.rotation.num_heads + args.rotation.num_kv_heads;
+      if (!rotates) return;
+      const float* of_token =
+          args.rotation.cos_sin + token.position * args.rotation.cos_sin_stride + walk.within;
+      cosine = of_token[0];
+      sine = of_token[args.half];
+    }
+  }
+
+  __device__ void store(float2 sums, float factor, const TokenPlace& token) const {
+    const float low = sums.x * scales[0] * factor + bias[0];
+    const float high = sums.y * scales[1] * factor + bias[1];
+    if constexpr (kKind == Kind::kGated) {
+      store_one(low_row, silu(low) * high);
+    } else if constexpr (kKind == Kind::kPlain) {
+      store_one(low_row, low);
+      if (high_row != low_row) store_one(high_row, high);
+    } else {
+      const float first = rotates ? low * cosine - high * sine : low;
+      const float second = rotates ? high * cosine + low * sine : high;
+      store_one(low_row, first);
+      store_one(high_row, second);
+      if (token.slot < 0 || walk.head < args.rotation.num_heads) return;
+      if (args.rotation.cache_dtype == DType::kF8E4M3) {
+        append<__nv_fp8_e4m3>(first, second, token);
+      } else {
+        append<T>(first, second, token);
+      }
+    }
+  }
+  __device__ void store_one(int column, float value) const {
+    if (args.floats) {
+      static_cast<float*>(args.y)[column] = value;
+    } else {
+      static_cast<T*>(args.y)[column] = from_float_dev<T>(value);
+    }
+  }
+  template <typename Kv>
+  __device__ void append(float first, float second, const TokenPlace& token) const {
+    const RowRotation& rotation = args.rotation;
+    const int kv_head = walk.head - rotation.num_heads;
+    const bool is_value = kv_head >= rotation.num_kv_heads;
+    Kv* to = static_cast<Kv*>(is_value ? rotation.v_cache : rotation.k_cache) +
+             token.slot / rotation.block_size * rotation.block_stride +
+             (is_value ? kv_head - rotation.num_kv_heads : kv_head) * rotation.head_stride +
+             static_cast<int64_t>(token.slot % rotation.block_size) * rotation.head_dim + walk.within;
+    to[0] = from_float_dev<Kv>(first);
+    to[args.half] = from_float_dev<Kv>(second);
+  }
+};
+
+template <typename T, Kind kKind>
+__global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F8RowArgs args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint4 shared[];
+  __shared__ Verdict verdict;
+  if (threadIdx.x == 0) verdict.set(Verdict::kUnknown);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  uint4* x = shared;
+  uint4* sums_of_norm = x + args.groups * kGroupBytes / kLoad;
+  uint4* ring_memory = sums_of_norm + args.norm.width / kVecWidth + warp * kRing * kGroupBytes / kLoad + lane;
+  const int first = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+  WeightRing<kKind> ring(args, ring_memory, first);
+#pragma unroll 1
+  for (int slot = 0; slot < kRingBeforeX; ++slot) ring.load(slot);
+  uint4 norm_weights[kKeptOfNorm];
+  if (has_norm(args)) {
+#pragma unroll
+    for (int i = 0; i < kKeptOfNorm; ++i) {
+      const int v = static_cast<int>(threadIdx.x) + i * kThreads;
+      norm_weights[i] = {};
+      if (v < args.norm.width / kVecWidth) norm_weights[i] = static_cast<const uint4*>(args.norm.weight)[v];
+    }
+  }
+  let_next_start();
+  wait_for_previous();
+  TokenPlace token;
+  if constexpr (kKind == Kind::kRotated) token = {*args.rotation.position, *args.rotation.slot};
+  auto load_the_rest = [&] {
+#pragma unroll 1
+    for (int slot = kRingBeforeX; slot < kRing; ++slot) ring.load(slot);
+  };
+  const float factor = has_norm(args) ? stage_norm<T>(args, norm_weights, sums_of_norm, x, load_the_rest)
+                                      : stage_x<T>(args, x, load_the_rest);
+  uint32_t readers = 0;
+  if (has_norm(args) && threadIdx.x == 0) readers = count_reader(args.readers);
+  int slot = 0;
+#pragma unroll 1
+  for (PairWalk<kKind> walk(args, first); walk.pair < args.pairs; walk.advance(args)) {
+    const PairEnd<T, kKind> end(args, token, walk);
+    const uint4* of_x = x + lane;
+    float sums[4][4] = {};
+#pragma unroll 1
+    for (int group = 0; group < args.groups; ++group) {
+      await_copies<kRing - 1>();
+      uint4 low[kGroup];
+      uint4 high[kGroup];
+      const uint4* at = ring_memory + slot * kGroupBytes / kLoad;
+#pragma unroll
+      for (int s = 0; s < kGroup; ++s) {
+        low[s] = at[2 * s * kWarpSize];
+        high[s] = at[(2 * s + 1) * kWarpSize];
+      }
+      ring.load(slot);
+      slot = (slot + 1) % kRing;
+#pragma unroll
+      for (int s = 0; s < kGroup; ++s) multiply_step(sums, low[s], high[s], of_x + s * kStep / kVecWidth);
+      of_x += kGroupCodes / kVecWidth;
+    }
+    const float2 products = add_up(sums);
+    if (lane == 0) end.store(products, factor, token);
+    // By now the count is there.
+    if (has_norm(args) && threadIdx.x == 0 && walk.pair == first)
+      verdict.set(readers == gridDim.x ? Verdict::kLast : Verdict::kNotLast);
+  }
+  if (has_norm(args) && verdict.is_last()) write_norm<T>(args, sums_of_norm, x, factor);
+#endif
+}
+
+using Kernel = void (*)(F8RowArgs);
+template <typename T>
+constexpr Kernel kKernels[] = {
+    run_row<T, Kind::kPlain>, run_row<T, Kind::kGated>, run_row<T, Kind::kRotated>};
+
+Kernel kernel_for(DType dtype, Kind kind) {
+  const auto index = static_cast<size_t>(kind);
+  return dtype == DType::kBF16 ? kKernels<__nv_bfloat16>[index] : kKernels<__half>[index];
+}
+
+int shared_bytes(int64_t k, const RowNorm& norm) { return x_bytes(k) + residual_bytes(norm) + kRingBytes; }
+
+}  // namespace
+
+bool has_room(int64_t k, bool with_norm) {
+  const RowNorm norm{.width = with_norm ? k : 0};
+  return norm.width <= int64_t{kKeptOfNorm} * kThreads * kVecWidth && k < (1 << 24) &&
+         shared_bytes(k, norm) <= kMostShared;
+}
+
+bool fits_processors() {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (Kind kind : {Kind::kPlain, Kind::kGated, Kind::kRotated}) {
+      const auto* kernel = reinterpret_cast<const void*>(kernel_for(dtype, kind));
+      int blocks = 0;
+      cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+      if (error == cudaSuccess)
+        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kMostShared);
+      if (error == cudaSuccess && blocks > 0) continue;
+      (void)cudaGetLastError();
+      return false;
+    }
+  }
+  return true;
+}
+
+cudaError_t launch(const F8RowOps& ops, uint32_t* readers, int processors, cudaStream_t stream) {
+  const MatmulShape& shape = ops.shape;
+  const Kind kind = shape.gated ? Kind::kGated : ops.has_rotation() ? Kind::kRotated : Kind::kPlain;
+  const int rows = static_cast<int>(shape.n);
+  const int pairs = (rows + 1) / 2;
+  const int blocks = std::min(processors, pairs);
+  const int turn = blocks * kWarps;
+  const int half = ops.has_rotation() ? ops.rotation.head_dim / 2 : 1;
+  const F8RowArgs args{
+      .rows = rows,
+      .pairs = pairs,
+      .half = half,
+      .turn = turn,
+      .turn_heads = turn / half,
+      .turn_within = turn % half,
+      .k = static_cast<int>(shape.k),
+      .groups = static_cast<int>(ceil_div(shape.k, int64_t{kGroupCodes})),
+      .floats = shape.out == DType::kF32,
+      .w = static_cast<const uint8_t*>(ops.operands.w),
+      .w_scales = ops.operands.w_scales,
+      .bias = ops.operands.bias,
+      .x = ops.operands.x,
+      .y = ops.operands.y,
+      .norm = ops.norm,
+      .readers = readers,
+      .rotation = ops.rotation,
+  };
+  const OverlappedLaunch launch{
+      .grid = dim3(static_cast<unsigned>(blocks)),
+      .threads = kThreads,
+      .stream = stream,
+      .shared_bytes = shared_bytes(shape.k, ops.norm),
+  };
+  return launch_overlapped(kernel_for(shape.in, kind), launch, args);
+}
+
+}  // namespace llm_dist::kernels::f8_row
