@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "kernels/cuda/attention_plan.h"
-#include "kernels/cuda/f8_row.h"
+#include "kernels/cuda/fused_row.h"
 #include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/row_chain.h"
@@ -29,7 +29,7 @@ class CudaOpState : public OpState {
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
   RowChain& row_chain() { return row_chain_; }
-  F8Row& f8_row() { return f8_row_; }
+  FusedRow& fused_row() { return fused_row_; }
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
   std::byte* plan_memory() const { return buffer_.data() + kFixedBytes; }
@@ -51,13 +51,13 @@ class CudaOpState : public OpState {
         buffer_(std::move(buffer)),
         matmul_(std::move(matmul)),
         row_chain_(buffer_.data() + kChainAt, device, persistent),
-        f8_row_(buffer_.data() + kF8RowAt, device, persistent && options.f8_weights),
+        fused_row_(buffer_.data() + kFusedRowAt, device, persistent && options.f8_weights),
         hopper_prompts_(device, options.attention) {}
 
   static constexpr int64_t kAlignment = 256;
   static constexpr int64_t kChainAt = kMatmulBytes + kAttentionBytes + StreamMemory::kFlagBytes;
-  static constexpr int64_t kF8RowAt = kChainAt + RowChain::kMemoryBytes;
-  static constexpr int64_t kFixedBytes = kF8RowAt + F8Row::kMemoryBytes;
+  static constexpr int64_t kFusedRowAt = kChainAt + RowChain::kMemoryBytes;
+  static constexpr int64_t kFixedBytes = kFusedRowAt + FusedRow::kMemoryBytes;
   static_assert(kFixedBytes % kAlignment == 0);
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   // Of activations in f8_e4m3.
@@ -76,7 +76,7 @@ class CudaOpState : public OpState {
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
   RowChain row_chain_;
-  F8Row f8_row_;
+  FusedRow fused_row_;
   HopperPrompts hopper_prompts_;
   AttentionPlan attention_plan_;
 };

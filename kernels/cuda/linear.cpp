@@ -74,7 +74,8 @@ void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
          device::CudaStream& stream) {
-  if (state.row_chain().put_off(shape, operands, stream) || state.f8_row().put_off(shape, operands, stream))
+  if (state.row_chain().put_off(shape, operands, stream) ||
+      state.fused_row().put_off(shape, operands, stream))
     return;
   if (!stream.enter()) return;
   const LinearKernels kernels = state.options().linear;

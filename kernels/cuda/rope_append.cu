@@ -176,7 +176,7 @@ void rope_append_cuda(OpState& state, device::Stream& stream, const RopeAppendPa
   device::CudaStream& cuda = device::as_cuda(stream);
   if (n == 0) return;
   const CacheShape shape = cache_shape(params.k_cache);
-  if (n == 1 && as_cuda_state(state).f8_row().put_off(rotation_of(params, tokens, shape), cuda)) return;
+  if (n == 1 && as_cuda_state(state).fused_row().put_off(rotation_of(params, tokens, shape), cuda)) return;
   if (!cuda.enter()) return;
   if (takes_vectors(params)) {
     const int64_t pieces = (params.num_heads + 2 * params.num_kv_heads) * shape.head_dim / (2 * kVecWidth);

@@ -1,13 +1,16 @@
 // Every processor has one block, whose warps take pairs of rows of W in turns. Each thread copies what it
-// will multiply itself, 16 codes of either row, to a ring in shared memory and goes on with the next pair's
-// while it multiplies: weights wait for nothing but room, those of the first pairs not even for the kernel in
-// front. Two blocks on one processor and none on another would take nearly twice as long, so two do not fit.
+// will multiply itself, 16 bytes of either row at a time, to a ring in shared memory and goes on with the
+// next pair's while it multiplies: weights wait for nothing but room, those of the first pairs not even for
+// the kernel in front. Two blocks on one processor and none on another would take nearly twice as long, so
+// two do not fit.
 //
-// Tensor cores multiply. A thread has 16 neighbouring elements of x, in f16, and the codes that belong to
-// them, widened to f16, which takes one instruction for two. As A and B of m16n8k16 (device/mma.cuh), the
-// runs of x are the columns and those of the two rows of W the rows, and of all products of one run with
-// another only those on the diagonal count. x is lifted by a power of two, so that f16 has all bits of a bf16
-// that is not 2²⁹ times smaller than the largest of its row.
+// Tensor cores multiply. A thread has some neighbouring elements of x and those of W that belong to them. As
+// A and B of m16n8k16 (device/mma.cuh), the runs of x are the columns and those of the two rows of W the
+// rows, and of all products of one run with another only those on the diagonal count.
+//
+// W in f8_e4m3 is widened to f16, which takes one instruction for two codes. x is then in f16, too, lifted by
+// a power of two, so that f16 has all bits of a bf16 that is not 2²⁹ times smaller than the largest of its
+// row.
 //
 // A norm in front is computed by every block for itself, as the whole row is needed anyway. The new residual
 // stream and the norm are written by the block that was the last to read what was there.
@@ -23,20 +26,19 @@
 #include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/tma.cuh"
-#include "kernels/cuda/f8_row_kernel.h"
+#include "kernels/cuda/fused_row_kernel.h"
 #include "kernels/cuda/launch.h"
 
-namespace llm_dist::kernels::f8_row {
+namespace llm_dist::kernels::fused_row {
 namespace {
 
 constexpr int kWarps = 16;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kLoad = 16;                 // codes of a 16-byte load
-constexpr int kStep = kWarpSize * kLoad;  // codes of a row that a warp multiplies at a time
-constexpr int kGroup = 2;                 // steps that are waited for together
-constexpr int kGroupCodes = kGroup * kStep;
-constexpr int kGroupBytes = 2 * kGroupCodes;  // of a pair of rows; as many as x has in a group
-constexpr int kRing = 4;                      // groups of a warp on their way
+constexpr int kLoadBytes = 16;                        // that a thread copies at a time
+constexpr int kStepBytes = kWarpSize * kLoadBytes;    // of a row, that a warp multiplies at a time
+constexpr int kGroup = 2;                             // steps that are waited for together
+constexpr int kGroupBytes = 2 * kGroup * kStepBytes;  // of a pair of rows
+constexpr int kRing = 4;                              // groups of a warp on their way
 // Of them, those asked for before x is: x comes behind all that a processor has asked for.
 constexpr int kRingBeforeX = 2;
 constexpr int kRingBytes = kWarps * kRing * kGroupBytes;
@@ -45,22 +47,37 @@ static_assert(2 * kRingBytes > kMostShared);  // two blocks do not fit a process
 constexpr int kKept = 4;  // vectors of x that a thread keeps, what is longer is read again
 constexpr int kKeptOfNorm = 2;
 
+using F8 = __nv_fp8_e4m3;
+
+// What W and x, of T at first, are multiplied as.
+template <typename T, typename W>
+struct Factors {
+  static constexpr bool kWidens = sizeof(W) == 1;
+  using X = std::conditional_t<kWidens, __half, T>;
+  static constexpr bool kLifts = !std::is_same_v<X, T>;
+  static constexpr int kLoad = kLoadBytes / sizeof(W);  // elements
+  static constexpr int kStep = kWarpSize * kLoad;
+  static constexpr int kVecs = kLoad / kVecWidth;  // of x, that belong to a load of W
+};
+template <typename W>
+constexpr int kGroupElements = kGroup * kStepBytes / sizeof(W);
+
 // What a pair of rows of W is: neighbours; one of the gate and the one of up that it lets through; or the two
 // elements of a head that are rotated together.
 enum class Kind : uint8_t { kPlain, kGated, kRotated };
 
-struct F8RowArgs {
+struct FusedRowArgs {
   int rows;         // of W
   int pairs;        // of them
   int half;         // of a rotated head
   int turn;         // from a warp's pair to its next one
   int turn_heads;   // as halves of heads, where they are rotated
   int turn_within;  // and what is left
-  int k;            // codes of a row
+  int k;            // elements of a row
   int groups;       // of a row
   bool floats;      // y
-  const uint8_t* w;
-  const float* w_scales;
+  const void* w;
+  const float* w_scales;  // of f8_e4m3
   const void* bias;
   const void* x;
   void* y;
@@ -69,9 +86,10 @@ struct F8RowArgs {
   RowRotation rotation;
 };
 
-__device__ inline bool has_norm(const F8RowArgs& args) { return args.norm.width > 0; }
+__device__ inline bool has_norm(const FusedRowArgs& args) { return args.norm.width > 0; }
 
-int x_bytes(int64_t k) { return static_cast<int>(ceil_div(k, int64_t{kGroupCodes}) * kGroupCodes * 2); }
+// `group`: elements of a row of W.
+int x_bytes(int64_t k, int64_t group) { return static_cast<int>(ceil_div(k, group) * group * 2); }
 int residual_bytes(const RowNorm& norm) { return static_cast<int>(norm.width * 2); }
 
 // A warp's pairs, one after the other. Heads are counted along: to divide would take longer than to multiply.
@@ -81,13 +99,13 @@ struct PairWalk {
   int head = 0;
   int within = 0;  // of the pairs of a head
 
-  __device__ PairWalk(const F8RowArgs& args, int first) : pair(first) {
+  __device__ PairWalk(const FusedRowArgs& args, int first) : pair(first) {
     if constexpr (kKind == Kind::kRotated) {
       head = first / args.half;
       within = first % args.half;
     }
   }
-  __device__ void advance(const F8RowArgs& args) {
+  __device__ void advance(const FusedRowArgs& args) {
     pair += args.turn;
     if constexpr (kKind == Kind::kRotated) {
       head += args.turn_heads;
@@ -97,39 +115,40 @@ struct PairWalk {
       ++head;
     }
   }
-  __device__ int low(const F8RowArgs& args) const {
+  __device__ int low(const FusedRowArgs& args) const {
     if constexpr (kKind == Kind::kRotated) return 2 * head * args.half + within;
     return kKind == Kind::kGated ? pair : 2 * pair;
   }
   // Of a last pair that is not whole the same row.
-  __device__ int high(const F8RowArgs& args) const {
+  __device__ int high(const FusedRowArgs& args) const {
     if constexpr (kKind == Kind::kRotated) return low(args) + args.half;
     return kKind == Kind::kGated ? pair + args.pairs : min(2 * pair + 1, args.rows - 1);
   }
 };
 
 // This thread's loads.
-template <Kind kKind>
+template <typename W, Kind kKind>
 struct WeightRing {
-  const F8RowArgs& args;
+  const FusedRowArgs& args;
   uint32_t memory;  // a shared address
   PairWalk<kKind> walk;
-  int left = 0;  // codes of the row from this thread's next one on
+  int left = 0;  // bytes of the row from this thread's next one on
   int group = 0;
-  const uint8_t* low = nullptr;
-  const uint8_t* high = nullptr;
+  const std::byte* low = nullptr;
+  const std::byte* high = nullptr;
   uint64_t policy = policy_read_once();
 
-  __device__ WeightRing(const F8RowArgs& of, const uint4* at, int first)
+  __device__ WeightRing(const FusedRowArgs& of, const uint4* at, int first)
       : args(of), memory(shared_address(at)), walk(of, first) {
     find_rows();
   }
   __device__ void find_rows() {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int at = static_cast<int>(threadIdx.x) % kWarpSize * kLoadBytes;
+    const int row_bytes = args.k * static_cast<int>(sizeof(W));
     const int first = walk.low(args);
-    low = args.w + static_cast<int64_t>(first) * args.k + lane * kLoad;
-    high = low + static_cast<int64_t>(walk.high(args) - first) * args.k;
-    left = args.k - lane * kLoad;
+    low = static_cast<const std::byte*>(args.w) + static_cast<int64_t>(first) * row_bytes + at;
+    high = low + static_cast<int64_t>(walk.high(args) - first) * row_bytes;
+    left = row_bytes - at;
     group = args.groups;
   }
   __device__ void load(int slot) {
@@ -137,14 +156,14 @@ struct WeightRing {
       const uint32_t to = memory + static_cast<uint32_t>(slot * kGroupBytes);
 #pragma unroll
       for (int s = 0; s < kGroup; ++s) {
-        const bool there = s * kStep < left;
-        const int at = there ? s * kStep : 0;
-        copy_load(to + 2 * s * kStep, low + at, there, policy);
-        copy_load(to + (2 * s + 1) * kStep, high + at, there, policy);
+        const bool there = s * kStepBytes < left;
+        const int at = there ? s * kStepBytes : 0;
+        copy_load(to + 2 * s * kStepBytes, low + at, there, policy);
+        copy_load(to + (2 * s + 1) * kStepBytes, high + at, there, policy);
       }
-      low += kGroupCodes;
-      high += kGroupCodes;
-      left -= kGroupCodes;
+      low += kGroup * kStepBytes;
+      high += kGroup * kStepBytes;
+      left -= kGroup * kStepBytes;
       if (--group == 0) {
         walk.advance(args);
         if (walk.pair < args.pairs) find_rows();
@@ -154,11 +173,12 @@ struct WeightRing {
   }
 };
 
-// Where in shared memory the v-th eight elements of x stand: what a thread takes of a step are two of them,
-// and neighbours' lie side by side.
+// Where in shared memory the v-th eight elements of x stand: a thread takes kVecs of them for a step, and
+// neighbours' lie side by side.
+template <int kVecs>
 __device__ inline int place_of(int v) {
-  constexpr int kVecs = kStep / kVecWidth;
-  return v / kVecs * kVecs + v % 2 * kWarpSize + v % kVecs / 2;
+  constexpr int kOfStep = kWarpSize * kVecs;
+  return v / kOfStep * kOfStep + v % kVecs * kWarpSize + v % kOfStep / kVecs;
 }
 
 // 2^(14 - e) for a largest magnitude of 2^e to 2^(e + 1), given its bits.
@@ -167,12 +187,12 @@ __device__ inline float lift_of(uint32_t largest) {
   return __uint_as_float(min(kTop - (largest >> 23), 254u) << 23);
 }
 
-__device__ inline uint4 halves_of(const float (&values)[kVecWidth], float factor) {
+template <typename X>
+__device__ inline uint4 pack(const float (&values)[kVecWidth], float factor) {
   uint4 packed;
   auto* words = reinterpret_cast<uint32_t*>(&packed);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    words[i] = pack_pair(__half(), values[2 * i] * factor, values[2 * i + 1] * factor);
+  for (int i = 0; i < 4; ++i) words[i] = pack_pair(X(), values[2 * i] * factor, values[2 * i + 1] * factor);
   return packed;
 }
 
@@ -205,14 +225,13 @@ __device__ inline LargestAndSquares reduce_both(uint32_t largest, float squares)
   return all;
 }
 
-// x to shared memory, in f16; gives what sums are to be multiplied by. f16 stays as it is. meanwhile() is
-// called when x is on its way.
-template <typename T, typename Meanwhile>
-__device__ inline float stage_x(const F8RowArgs& args, uint4* to, Meanwhile&& meanwhile) {
-  constexpr bool kLifts = !std::is_same_v<T, __half>;
+// x to shared memory; gives what sums are to be multiplied by. meanwhile() is called when x is on its way.
+template <typename T, typename W, typename Meanwhile>
+__device__ inline float stage_x(const FusedRowArgs& args, uint4* to, Meanwhile&& meanwhile) {
+  using F = Factors<T, W>;
   const auto* from = static_cast<const uint4*>(args.x);
   const int vecs = args.k / kVecWidth;
-  const int places = args.groups * kGroupCodes / kVecWidth;
+  const int places = args.groups * kGroupElements<W> / kVecWidth;
   const int first = static_cast<int>(threadIdx.x);
   auto load = [&](int v) { return v < vecs ? load_from_second_level(from + v) : uint4{}; };
   uint4 kept[kKept];
@@ -222,7 +241,7 @@ __device__ inline float stage_x(const F8RowArgs& args, uint4* to, Meanwhile&& me
   }
   meanwhile();
   float lift = 1;
-  if constexpr (kLifts) {
+  if constexpr (F::kLifts) {
     uint32_t largest = 0;  // of the elements in upper and in lower halves
     auto look = [&](uint4 raw) {
       for (uint32_t word : {raw.x, raw.y, raw.z, raw.w}) largest = __vmaxu2(largest, word & 0x7fff7fffu);
@@ -235,10 +254,12 @@ __device__ inline float stage_x(const F8RowArgs& args, uint4* to, Meanwhile&& me
     lift = lift_of(reduce_both(max(largest & 0xffff0000u, largest << 16), 0).largest);
   }
   auto put = [&](int v, uint4 raw) {
-    float values[kVecWidth];
-    unpack<T>(raw, values);
-    const uint4 halves = kLifts ? halves_of(values, lift) : raw;
-    if (v < places) to[place_of(v)] = halves;
+    if constexpr (F::kLifts) {
+      float values[kVecWidth];
+      unpack<T>(raw, values);
+      raw = pack<__half>(values, lift);
+    }
+    if (v < places) to[place_of<F::kVecs>(v)] = raw;
   };
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
@@ -250,16 +271,17 @@ __device__ inline float stage_x(const F8RowArgs& args, uint4* to, Meanwhile&& me
 }
 
 // The norm of x and the residual stream, likewise; their sum, as it is to be stored, to `sums`.
-template <typename T, typename Meanwhile>
-__device__ inline float stage_norm(const F8RowArgs& args,
+template <typename T, typename W, typename Meanwhile>
+__device__ inline float stage_norm(const FusedRowArgs& args,
                                    const uint4 (&weights)[kKeptOfNorm],
                                    uint4* sums,
                                    uint4* to,
                                    Meanwhile&& meanwhile) {
+  using F = Factors<T, W>;
   const auto* x = static_cast<const uint4*>(args.norm.x);
   const auto* residual = static_cast<const uint4*>(args.norm.residual);
   const int vecs = static_cast<int>(args.norm.width) / kVecWidth;
-  const int places = args.groups * kGroupCodes / kVecWidth;
+  const int places = args.groups * kGroupElements<W> / kVecWidth;
   const int first = static_cast<int>(threadIdx.x);
   uint4 kept[kKeptOfNorm];
   uint4 before[kKeptOfNorm];
@@ -290,25 +312,28 @@ __device__ inline float stage_norm(const F8RowArgs& args,
     unpack<T>(before[i], other);
     add_into<kVecWidth>(other, values, reinterpret_cast<T*>(&kept[i]));
     add_squares<kVecWidth>(values, squares);
-    weighted(i, 1, values);
+    if constexpr (F::kLifts) {
+      weighted(i, 1, values);
 #pragma unroll
-    for (float value : values) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
+      for (float value : values) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
+    }
     if (first + i * kThreads < vecs) sums[first + i * kThreads] = kept[i];
   }
   const LargestAndSquares seen = reduce_both(largest, squares);
   const float scale = norm_scale(seen.squares, static_cast<int>(args.norm.width), args.norm.epsilon);
-  const bool lifts = !std::is_same_v<T, __half>;
-  const float lift = lifts ? lift_of(__float_as_uint(__uint_as_float(seen.largest) * scale)) : 1.0f;
+  const float lift = F::kLifts ? lift_of(__float_as_uint(__uint_as_float(seen.largest) * scale)) : 1.0f;
 #pragma unroll
   for (int i = 0; i < kKeptOfNorm; ++i) {
     if (i * kThreads >= places) continue;
     float values[kVecWidth];
     weighted(i, scale, values);
     // Rounded as a norm by itself would be.
-#pragma unroll
-    for (float& value : values) value = to_float_dev(from_float_dev<T>(value));
-    const uint4 halves = halves_of(values, lift);
-    if (first + i * kThreads < places) to[place_of(first + i * kThreads)] = halves;
+    uint4 packed = pack<T>(values, 1);
+    if constexpr (F::kLifts) {
+      unpack<T>(packed, values);
+      packed = pack<__half>(values, lift);
+    }
+    if (first + i * kThreads < places) to[place_of<F::kVecs>(first + i * kThreads)] = packed;
   }
   __syncthreads();
   return 1 / lift;
@@ -337,35 +362,44 @@ class Verdict {
 };
 
 // This thread's part of what the norm leaves behind, once all blocks have read what was there before.
-template <typename T>
-__device__ inline void write_norm(const F8RowArgs& args, const uint4* sums, const uint4* x, float factor) {
+template <typename T, typename W>
+__device__ inline void write_norm(const FusedRowArgs& args, const uint4* sums, const uint4* x, float factor) {
+  using F = Factors<T, W>;
   const int vecs = static_cast<int>(args.norm.width) / kVecWidth;
 #pragma unroll 2
   for (int v = static_cast<int>(threadIdx.x); v < vecs; v += kThreads) {
     static_cast<uint4*>(args.norm.residual)[v] = sums[v];
-    float values[kVecWidth];
-    unpack<__half>(x[place_of(v)], values);
-#pragma unroll
-    for (float& value : values) value *= factor;
-    store_vec<kVecWidth>(values, static_cast<T*>(args.norm.out) + v * kVecWidth);
+    uint4 packed = x[place_of<F::kVecs>(v)];
+    if constexpr (F::kLifts) {
+      float values[kVecWidth];
+      unpack<__half>(packed, values);
+      packed = pack<T>(values, factor);
+    }
+    static_cast<uint4*>(args.norm.out)[v] = packed;
   }
   if (threadIdx.x == 0) *args.readers = 0;
 }
 
-// 16 codes of either row with 16 elements of x, to sums of their own for each quarter: what follows from one
-// another is short.
-__device__ inline void multiply_step(float (&sums)[4][4], uint4 low, uint4 high, const uint4* x) {
+// A load of either row with the elements of x that belong to them. Sums are kept apart, so that little
+// follows from one another.
+template <typename T, typename W>
+__device__ inline void multiply_step(float (&sums)[4][4], int step, uint4 low, uint4 high, const uint4* x) {
   const uint4 first = x[0];
-  const uint4 second = x[kWarpSize];
-  auto multiply = [&](float(&to)[4], uint32_t of_low, uint32_t of_high, uint32_t x0, uint32_t x1) {
-    const uint2 a = widen_four(__half(), of_low);
-    const uint2 b = widen_four(__half(), of_high);
-    mma_16x8x16(__half(), to, a.x, b.x, a.y, b.y, x0, x1);
-  };
-  multiply(sums[0], low.x, high.x, first.x, first.y);
-  multiply(sums[1], low.y, high.y, first.z, first.w);
-  multiply(sums[2], low.z, high.z, second.x, second.y);
-  multiply(sums[3], low.w, high.w, second.z, second.w);
+  if constexpr (Factors<T, W>::kWidens) {
+    const uint4 second = x[kWarpSize];
+    auto multiply = [&](float(&to)[4], uint32_t of_low, uint32_t of_high, uint32_t x0, uint32_t x1) {
+      const uint2 a = widen_four(__half(), of_low);
+      const uint2 b = widen_four(__half(), of_high);
+      mma_16x8x16(__half(), to, a.x, b.x, a.y, b.y, x0, x1);
+    };
+    multiply(sums[0], low.x, high.x, first.x, first.y);
+    multiply(sums[1], low.y, high.y, first.z, first.w);
+    multiply(sums[2], low.z, high.z, second.x, second.y);
+    multiply(sums[3], low.w, high.w, second.z, second.w);
+  } else {
+    mma_16x8x16(T(), sums[2 * step % 4], low.x, high.x, low.y, high.y, first.x, first.y);
+    mma_16x8x16(T(), sums[2 * step % 4 + 1], low.z, high.z, low.w, high.w, first.z, first.w);
+  }
 }
 
 // The diagonals: of the lower row and of the higher one.
@@ -388,24 +422,24 @@ struct TokenPlace {
 };
 
 // What a pair's sums become, fetched before they are there.
-template <typename T, Kind kKind>
+template <typename T, typename W, Kind kKind>
 struct PairEnd {
-  const F8RowArgs& args;
+  const FusedRowArgs& args;
   PairWalk<kKind> walk;
   int low_row;
   int high_row;
-  float scales[2];
+  float scales[2] = {1, 1};
   float bias[2] = {};
   bool rotates = false;
   float cosine = 0;
   float sine = 0;
 
-  __device__ PairEnd(const F8RowArgs& of, const TokenPlace& token, const PairWalk<kKind>& at)
-      : args(of),
-        walk(at),
-        low_row(at.low(of)),
-        high_row(at.high(of)),
-        scales{of.w_scales[low_row], of.w_scales[high_row]} {
+  __device__ PairEnd(const FusedRowArgs& of, const TokenPlace& token, const PairWalk<kKind>& at)
+      : args(of), walk(at), low_row(at.low(of)), high_row(at.high(of)) {
+    if constexpr (sizeof(W) == 1) {
+      scales[0] = args.w_scales[low_row];
+      scales[1] = args.w_scales[high_row];
+    }
     if (args.bias != nullptr) {
       const auto* values = static_cast<const T*>(args.bias);
       bias[0] = to_float_dev(values[low_row]);
@@ -463,8 +497,8 @@ struct PairEnd {
   }
 };
 
-template <typename T, Kind kKind>
-__global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F8RowArgs args) {
+template <typename T, typename W, Kind kKind>
+__global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ FusedRowArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint4 shared[];
   __shared__ Verdict verdict;
@@ -472,10 +506,11 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   uint4* x = shared;
-  uint4* sums_of_norm = x + args.groups * kGroupBytes / kLoad;
-  uint4* ring_memory = sums_of_norm + args.norm.width / kVecWidth + warp * kRing * kGroupBytes / kLoad + lane;
+  uint4* sums_of_norm = x + args.groups * kGroupElements<W> / kVecWidth;
+  uint4* ring_memory =
+      sums_of_norm + args.norm.width / kVecWidth + warp * kRing * kGroupBytes / kLoadBytes + lane;
   const int first = warp * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-  WeightRing<kKind> ring(args, ring_memory, first);
+  WeightRing<W, kKind> ring(args, ring_memory, first);
 #pragma unroll 1
   for (int slot = 0; slot < kRingBeforeX; ++slot) ring.load(slot);
   uint4 norm_weights[kKeptOfNorm];
@@ -495,14 +530,14 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
 #pragma unroll 1
     for (int slot = kRingBeforeX; slot < kRing; ++slot) ring.load(slot);
   };
-  const float factor = has_norm(args) ? stage_norm<T>(args, norm_weights, sums_of_norm, x, load_the_rest)
-                                      : stage_x<T>(args, x, load_the_rest);
+  const float factor = has_norm(args) ? stage_norm<T, W>(args, norm_weights, sums_of_norm, x, load_the_rest)
+                                      : stage_x<T, W>(args, x, load_the_rest);
   uint32_t readers = 0;
   if (has_norm(args) && threadIdx.x == 0) readers = count_reader(args.readers);
   int slot = 0;
 #pragma unroll 1
   for (PairWalk<kKind> walk(args, first); walk.pair < args.pairs; walk.advance(args)) {
-    const PairEnd<T, kKind> end(args, token, walk);
+    const PairEnd<T, W, kKind> end(args, token, walk);
     const uint4* of_x = x + lane;
     float sums[4][4] = {};
 #pragma unroll 1
@@ -510,7 +545,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
       await_copies<kRing - 1>();
       uint4 low[kGroup];
       uint4 high[kGroup];
-      const uint4* at = ring_memory + slot * kGroupBytes / kLoad;
+      const uint4* at = ring_memory + slot * kGroupBytes / kLoadBytes;
 #pragma unroll
       for (int s = 0; s < kGroup; ++s) {
         low[s] = at[2 * s * kWarpSize];
@@ -519,8 +554,9 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
       ring.load(slot);
       slot = (slot + 1) % kRing;
 #pragma unroll
-      for (int s = 0; s < kGroup; ++s) multiply_step(sums, low[s], high[s], of_x + s * kStep / kVecWidth);
-      of_x += kGroupCodes / kVecWidth;
+      for (int s = 0; s < kGroup; ++s)
+        multiply_step<T, W>(sums, s, low[s], high[s], of_x + s * Factors<T, W>::kStep / kVecWidth);
+      of_x += kGroupElements<W> / kVecWidth;
     }
     const float2 products = add_up(sums);
     if (lane == 0) end.store(products, factor, token);
@@ -528,48 +564,55 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
     if (has_norm(args) && threadIdx.x == 0 && walk.pair == first)
       verdict.set(readers == gridDim.x ? Verdict::kLast : Verdict::kNotLast);
   }
-  if (has_norm(args) && verdict.is_last()) write_norm<T>(args, sums_of_norm, x, factor);
+  if (has_norm(args) && verdict.is_last()) write_norm<T, W>(args, sums_of_norm, x, factor);
 #endif
 }
 
-using Kernel = void (*)(F8RowArgs);
-template <typename T>
+using Kernel = void (*)(FusedRowArgs);
+template <typename T, typename W>
 constexpr Kernel kKernels[] = {
-    run_row<T, Kind::kPlain>, run_row<T, Kind::kGated>, run_row<T, Kind::kRotated>};
+    run_row<T, W, Kind::kPlain>, run_row<T, W, Kind::kGated>, run_row<T, W, Kind::kRotated>};
 
-Kernel kernel_for(DType dtype, Kind kind) {
+Kernel kernel_for(DType dtype, bool f8, Kind kind) {
   const auto index = static_cast<size_t>(kind);
-  return dtype == DType::kBF16 ? kKernels<__nv_bfloat16>[index] : kKernels<__half>[index];
+  if (dtype == DType::kBF16)
+    return f8 ? kKernels<__nv_bfloat16, F8>[index] : kKernels<__nv_bfloat16, __nv_bfloat16>[index];
+  return f8 ? kKernels<__half, F8>[index] : kKernels<__half, __half>[index];
 }
 
-int shared_bytes(int64_t k, const RowNorm& norm) { return x_bytes(k) + residual_bytes(norm) + kRingBytes; }
+int64_t group_elements(bool f8) { return f8 ? kGroupElements<F8> : kGroupElements<__half>; }
+int shared_bytes(int64_t k, bool f8, const RowNorm& norm) {
+  return x_bytes(k, group_elements(f8)) + residual_bytes(norm) + kRingBytes;
+}
 
 }  // namespace
 
 bool has_room(int64_t k, bool with_norm) {
   const RowNorm norm{.width = with_norm ? k : 0};
   return norm.width <= int64_t{kKeptOfNorm} * kThreads * kVecWidth && k < (1 << 24) &&
-         shared_bytes(k, norm) <= kMostShared;
+         shared_bytes(k, true, norm) <= kMostShared;
 }
 
 bool fits_processors() {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (Kind kind : {Kind::kPlain, Kind::kGated, Kind::kRotated}) {
-      const auto* kernel = reinterpret_cast<const void*>(kernel_for(dtype, kind));
-      int blocks = 0;
-      cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
-      if (error == cudaSuccess)
-        error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kMostShared);
-      if (error == cudaSuccess && blocks > 0) continue;
-      (void)cudaGetLastError();
-      return false;
+    for (bool f8 : {false, true}) {
+      for (Kind kind : {Kind::kPlain, Kind::kGated, Kind::kRotated}) {
+        const auto* kernel = reinterpret_cast<const void*>(kernel_for(dtype, f8, kind));
+        int blocks = 0;
+        cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+        if (error == cudaSuccess)
+          error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kMostShared);
+        if (error == cudaSuccess && blocks > 0) continue;
+        (void)cudaGetLastError();
+        return false;
+      }
     }
   }
   return true;
 }
 
-cudaError_t launch(const F8RowOps& ops, uint32_t* readers, int processors, cudaStream_t stream) {
+cudaError_t launch(const FusedRowOps& ops, uint32_t* readers, int processors, cudaStream_t stream) {
   const MatmulShape& shape = ops.shape;
   const Kind kind = shape.gated ? Kind::kGated : ops.has_rotation() ? Kind::kRotated : Kind::kPlain;
   const int rows = static_cast<int>(shape.n);
@@ -577,7 +620,7 @@ cudaError_t launch(const F8RowOps& ops, uint32_t* readers, int processors, cudaS
   const int blocks = std::min(processors, pairs);
   const int turn = blocks * kWarps;
   const int half = ops.has_rotation() ? ops.rotation.head_dim / 2 : 1;
-  const F8RowArgs args{
+  const FusedRowArgs args{
       .rows = rows,
       .pairs = pairs,
       .half = half,
@@ -585,9 +628,9 @@ cudaError_t launch(const F8RowOps& ops, uint32_t* readers, int processors, cudaS
       .turn_heads = turn / half,
       .turn_within = turn % half,
       .k = static_cast<int>(shape.k),
-      .groups = static_cast<int>(ceil_div(shape.k, int64_t{kGroupCodes})),
+      .groups = static_cast<int>(ceil_div(shape.k, group_elements(shape.f8_weight))),
       .floats = shape.out == DType::kF32,
-      .w = static_cast<const uint8_t*>(ops.operands.w),
+      .w = ops.operands.w,
       .w_scales = ops.operands.w_scales,
       .bias = ops.operands.bias,
       .x = ops.operands.x,
@@ -600,9 +643,9 @@ cudaError_t launch(const F8RowOps& ops, uint32_t* readers, int processors, cudaS
       .grid = dim3(static_cast<unsigned>(blocks)),
       .threads = kThreads,
       .stream = stream,
-      .shared_bytes = shared_bytes(shape.k, ops.norm),
+      .shared_bytes = shared_bytes(shape.k, shape.f8_weight, ops.norm),
   };
-  return launch_overlapped(kernel_for(shape.in, kind), launch, args);
+  return launch_overlapped(kernel_for(shape.in, shape.f8_weight, kind), launch, args);
 }
 
-}  // namespace llm_dist::kernels::f8_row
+}  // namespace llm_dist::kernels::fused_row

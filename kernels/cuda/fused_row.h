@@ -1,6 +1,7 @@
-// F8Row: ops of a step with a single row around a product whose weights are in f8_e4m3. The addition and norm
-// in front of it and the rotation behind it become part of its kernel (f8_row.cu), which has a block on every
-// processor: a border between two kernels costs memory about 2 µs, and the four products of a layer take 50.
+// FusedRow: ops of a step with a single row around a product whose weights are in f8_e4m3. The addition and
+// norm in front of it and the rotation behind it become part of its kernel (fused_row.cu), which has a block
+// on every processor: a border between two kernels costs memory about 2 µs, and the four products of a layer
+// take 50.
 //
 // An op that may be the first of such a kernel is put off (CudaStream::put_off) until one comes that does not
 // join it.
@@ -40,7 +41,7 @@ struct RowRotation {
 };
 
 // One kernel's work: the product and what is there of the other two.
-struct F8RowOps {
+struct FusedRowOps {
   RowNorm norm;  // width 0: none
   MatmulShape shape;
   MatmulOperands operands;
@@ -51,15 +52,15 @@ struct F8RowOps {
   bool has_rotation() const { return rotation.head_dim > 0; }
 };
 
-class F8Row final : public device::PutOffWork {
+class FusedRow final : public device::PutOffWork {
  public:
   // Of device memory, zero at first.
   static constexpr int64_t kMemoryBytes = 256;
   // `memory` outlives this.
-  F8Row(std::byte* memory, const HopperDevice& device, bool wanted);
-  ~F8Row() override;
-  F8Row(const F8Row&) = delete;
-  F8Row& operator=(const F8Row&) = delete;
+  FusedRow(std::byte* memory, const HopperDevice& device, bool wanted);
+  ~FusedRow() override;
+  FusedRow(const FusedRow&) = delete;
+  FusedRow& operator=(const FusedRow&) = delete;
 
   // Puts the op off, alone or with what was before, and returns true; or has issued nothing and returns
   // false.
@@ -80,7 +81,7 @@ class F8Row final : public device::PutOffWork {
   uint32_t* readers_;
   int processors_;
   bool wanted_;
-  F8RowOps ops_;
+  FusedRowOps ops_;
   device::CudaStream* stream_ = nullptr;  // whose work they are
 };
 

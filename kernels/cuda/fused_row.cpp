@@ -1,9 +1,9 @@
 // Which ops are put off, and which of them go out together.
-#include "kernels/cuda/f8_row.h"
+#include "kernels/cuda/fused_row.h"
 
 #include <algorithm>
 
-#include "kernels/cuda/f8_row_kernel.h"
+#include "kernels/cuda/fused_row_kernel.h"
 #include "kernels/cuda/launch.h"
 
 namespace llm_dist::kernels {
@@ -16,23 +16,23 @@ bool are_aligned(std::initializer_list<const void*> all) {
 
 }  // namespace
 
-F8Row::F8Row(std::byte* memory, const HopperDevice& device, bool wanted)
+FusedRow::FusedRow(std::byte* memory, const HopperDevice& device, bool wanted)
     : readers_(reinterpret_cast<uint32_t*>(memory)),
       processors_(device.processors),
-      wanted_(wanted && device.supported && f8_row::fits_processors()) {}
+      wanted_(wanted && device.supported && fused_row::fits_processors()) {}
 
-F8Row::~F8Row() {
+FusedRow::~FusedRow() {
   if (stream_ != nullptr) stream_->take_back();
 }
 
-bool F8Row::takes(const MatmulShape& shape) const {
-  constexpr int kLoad = 16;  // codes
+bool FusedRow::takes(const MatmulShape& shape) const {
+  const int load = shape.f8_weight ? 16 : kVecWidth;  // elements of 16 bytes of W
   const bool short_floats = shape.in == DType::kBF16 || shape.in == DType::kF16;
-  return wanted_ && shape.f8_weight && shape.m == 1 && short_floats && shape.alignment >= 16 &&
-         shape.k % kLoad == 0 && shape.n <= (1 << 30) && f8_row::has_room(shape.k, false);
+  return wanted_ && shape.m == 1 && short_floats && shape.alignment >= 16 && shape.k % load == 0 &&
+         shape.n <= (1 << 30) && fused_row::has_room(shape.k, false);
 }
 
-bool F8Row::begin(device::CudaStream& stream) {
+bool FusedRow::begin(device::CudaStream& stream) {
   if (stream_ != nullptr) (void)stream_->enter();
   if (!stream.enter()) return false;
   stream.put_off(this);
@@ -40,9 +40,9 @@ bool F8Row::begin(device::CudaStream& stream) {
   return true;
 }
 
-bool F8Row::put_off(const RowNorm& norm, device::CudaStream& stream) {
+bool FusedRow::put_off(const RowNorm& norm, device::CudaStream& stream) {
   const bool short_floats = norm.dtype == DType::kBF16 || norm.dtype == DType::kF16;
-  if (!wanted_ || !short_floats || norm.width % kVecWidth != 0 || !f8_row::has_room(norm.width, true) ||
+  if (!wanted_ || !short_floats || norm.width % kVecWidth != 0 || !fused_row::has_room(norm.width, true) ||
       !are_aligned({norm.x, norm.residual, norm.weight, norm.out}))
     return false;
   if (begin(stream)) ops_.norm = norm;
@@ -50,14 +50,14 @@ bool F8Row::put_off(const RowNorm& norm, device::CudaStream& stream) {
 }
 
 // Its blocks write y while others may still read what the norm is of.
-bool F8Row::joins(const MatmulShape& shape, const MatmulOperands& operands) const {
+bool FusedRow::joins(const MatmulShape& shape, const MatmulOperands& operands) const {
   const RowNorm& norm = ops_.norm;
   return ops_.has_norm() && !ops_.has_product() && operands.x == norm.out && shape.k == norm.width &&
          shape.in == norm.dtype && operands.y != norm.x && operands.y != norm.residual &&
          operands.y != norm.out;
 }
 
-bool F8Row::put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
+bool FusedRow::put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
   if (!takes(shape)) return false;
   if ((stream_ != &stream || !joins(shape, operands)) && !begin(stream)) return true;
   ops_.shape = shape;
@@ -65,28 +65,29 @@ bool F8Row::put_off(const MatmulShape& shape, const MatmulOperands& operands, de
   return true;
 }
 
-bool F8Row::joins(const RowRotation& rotation) const {
+bool FusedRow::joins(const RowRotation& rotation) const {
   const MatmulShape& shape = ops_.shape;
   return ops_.has_product() && !ops_.has_rotation() && !shape.gated && shape.in == rotation.dtype &&
          shape.out == rotation.dtype && ops_.operands.y == rotation.qkv && shape.n == rotation.columns();
 }
 
-bool F8Row::put_off(const RowRotation& rotation, device::CudaStream& stream) {
+bool FusedRow::put_off(const RowRotation& rotation, device::CudaStream& stream) {
   if (stream_ != &stream || !joins(rotation)) return false;
   ops_.rotation = rotation;
   return true;
 }
 
-void F8Row::issue(device::CudaStream& stream) {
+void FusedRow::issue(device::CudaStream& stream) {
   if (ops_.has_product()) {
-    stream.check(f8_row::launch(ops_, readers_, processors_, stream.handle()), "a row by weights in f8_e4m3");
+    stream.check(fused_row::launch(ops_, readers_, processors_, stream.handle()),
+                 "a row by weights in f8_e4m3");
   } else {
     stream.check(launch_row_norm(ops_.norm, stream.handle()), "add_rms_norm");
   }
   drop();
 }
 
-void F8Row::drop() {
+void FusedRow::drop() {
   ops_ = {};
   stream_ = nullptr;
 }
