@@ -116,8 +116,8 @@ struct PromptRows {
     barrier_of_group(group);
   }
 
-  // Rows of V that were not brought, or that others have left there: a weight of zero does not silence a
-  // NaN. The other warpgroup writes the same zeros.
+  // Rows of V that TMA did not bring, or that others have left in what it brought: a weight of zero does not
+  // silence a NaN. The other warpgroup writes the same zeros. Codes are zeros there when they are widened.
   __device__ void clear_values(int stage, int count) {
     for (int i = static_cast<int>(threadIdx.x) % kGroupThreads; i < (kTileKeys - count) * kPieces;
          i += kGroupThreads) {
@@ -222,7 +222,7 @@ struct PromptRows {
     leave(barriers.empty_keys);
     weigh_tile(0);
     pack_weights();
-    if (count * kTileKeys > end) {
+    if (!M::kCodes && count * kTileKeys > end) {
       barrier_wait(barriers.full_values, 0);
       clear_values(0, end - (count - 1) * kTileKeys);
     }

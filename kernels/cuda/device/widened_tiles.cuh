@@ -62,6 +62,12 @@ struct Widener {
       codes[i] =
           *reinterpret_cast<const uint4*>(from + i / M::kParts * 8 * kHeadDim + part(i % M::kParts) * 64);
   }
+  // All but the first `count` rows become zeros.
+  __device__ void clear_behind(int count, uint4 (&codes)[kLoads]) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      if (i / M::kParts * 8 + row() >= count) codes[i] = {};
+  }
   template <typename Element>
   __device__ void store(const uint4 (&codes)[kLoads], std::byte* tile) const {
     const int piece = lane % 4 * 2 ^ row();
@@ -107,11 +113,14 @@ struct Widener {
       const int asked = tile - M::kCodeStages;  // below 0: for nothing
       const int next = block_of(asked - 1);
       const int eight_keys = keys.eight_keys(asked, first, block);
+      const int present = keys.end - tile * kTileKeys - warp * M::kWidenerKeys;
       auto bring =
           [&](auto element, int which, std::byte* to, uint64_t* full, uint64_t* empty, uint32_t parity) {
             uint4 codes[kLoads];
             barrier_wait(&arrivals.codes[cursor.stage][which], cursor.parity);
             load(memory.codes(warp, cursor.stage, which), codes);
+            // Of values: a weight of zero does not silence a NaN. Scores of such keys are not looked at.
+            if (which == 1 && present < M::kWidenerKeys) clear_behind(present, codes);
             barrier_wait(empty, parity ^ 1);
             store<decltype(element)>(codes, to);
             release_to_products();  // and the codes have been read before others are copied there
