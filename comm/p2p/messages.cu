@@ -111,14 +111,7 @@ __device__ bool receive_units(
     for (int i = 0; i < kMost; ++i) {
       const int index = i * kMessageThreads + threadIdx.x;
       if (index >= units) continue;
-      const Packet* from = packet_in(piece, index);
-      const Packet low = load_packet(from);
-      const Packet high = load_packet(from + kPacketRun);
-      arrived = arrived && low.number == number && high.number == number;
-      raw[i] = make_uint4(static_cast<uint32_t>(low.data),
-                          static_cast<uint32_t>(low.data >> 32),
-                          static_cast<uint32_t>(high.data),
-                          static_cast<uint32_t>(high.data >> 32));
+      load_packets(packet_in(piece, index), number, raw[i], arrived);
     }
     if (arrived) return true;
   } while (!gives_up(peers, polls));

@@ -126,6 +126,17 @@ __device__ inline void store_packets(Packet* to, uint64_t number, uint4 raw) {
   store_packet(to + kPacketRun, joined(raw.z, raw.w), number);
 }
 
+// The unit that store_packets puts there. `arrived` becomes false where a packet has another number.
+__device__ inline void load_packets(const Packet* from, uint64_t number, uint4& raw, bool& arrived) {
+  const Packet low = load_packet(from);
+  const Packet high = load_packet(from + kPacketRun);
+  arrived = arrived && low.number == number && high.number == number;
+  raw = make_uint4(static_cast<uint32_t>(low.data),
+                   static_cast<uint32_t>(low.data >> 32),
+                   static_cast<uint32_t>(high.data),
+                   static_cast<uint32_t>(high.data >> 32));
+}
+
 // The same to every peer.
 __device__ inline void send_packets(
     const PeerView& peers, const PacketRegion& region, uint64_t number, int unit, uint4 raw) {
@@ -145,13 +156,7 @@ __device__ bool receive_packets(
     for (int source = 0; source < kMostRanks; ++source) {
       if (source >= peers.size || source == peers.rank) continue;
       const Packet* from = at<Packet>(peers, peers.rank, packets_of(peers, region, source, number, unit));
-      const Packet low = load_packet(from);
-      const Packet high = load_packet(from + kPacketRun);
-      arrived = arrived && low.number == number && high.number == number;
-      raw[source] = make_uint4(static_cast<uint32_t>(low.data),
-                               static_cast<uint32_t>(low.data >> 32),
-                               static_cast<uint32_t>(high.data),
-                               static_cast<uint32_t>(high.data >> 32));
+      load_packets(from, number, raw[source], arrived);
     }
     if (arrived) return true;
   } while (!gives_up(peers, polls));
