@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
 
 #include "comm/p2p/peer_layout.h"
 #include "tests/comm/p2p_fixture.h"
@@ -11,51 +10,31 @@
 namespace llm_dist::comm {
 namespace {
 
-struct Ways {
-  const char* name;
-  PeerLimits limits;
-};
 // With the last, messages from one rank to another go now one way, now the other, and some not over peer
 // memory.
 const Ways kWays[] = {
     {"Defaults", hand_off_peer_limits()},
-    {"Packets", {.message_bytes = kEverything, .message_packets_bytes = kEverything}},
-    {"Staged", {.message_bytes = kEverything}},
-    {"AllWays", {.message_bytes = 256 << 10, .message_packets_bytes = 4096}},
+    {"Packets", PeerLimits{.message_bytes = kEverything, .message_packets_bytes = kEverything}},
+    {"Staged", PeerLimits{.message_bytes = kEverything}},
+    {"AllWays", PeerLimits{.message_bytes = 256 << 10, .message_packets_bytes = 4096}},
 };
 
-std::string name_of(const testing::TestParamInfo<std::tuple<int, Ways>>& instance) {
-  auto [size, ways] = instance.param;
-  return std::string(ways.name) + "With" + std::to_string(size);
-}
-
 // The part of the suite in which messages are sent, of groups that hand off.
-class P2pHandOffConformance : public testing::TestWithParam<std::tuple<int, Ways, ConformanceCase>> {};
+class P2pHandOffConformance : public testing::TestWithParam<CaseOverWays> {};
 
 TEST_P(P2pHandOffConformance, Case) {
   auto [size, ways, tried] = GetParam();
   run_in_threads(size, ways.limits, tried.run);
 }
 
-std::vector<std::tuple<int, Ways, ConformanceCase>> suite() {
+std::vector<CaseOverWays> suite() {
   constexpr std::string_view kOfMessages[] = {"SendAndRecvKeepOrder",
                                               "EveryRankReachesEveryOther",
                                               "ARingOverTwoCommunicatorsFlows",
                                               "AReceiverDoesNotWaitForEver"};
-  std::vector<std::tuple<int, Ways, ConformanceCase>> all;
-  for (int size : {2, 3, 4}) {
-    for (const Ways& ways : kWays) {
-      for (const ConformanceCase& each : conformance_cases(kPeerTraits))
-        if (std::ranges::find(kOfMessages, case_name(each)) != std::end(kOfMessages))
-          all.emplace_back(size, ways, each);
-    }
-  }
-  return all;
-}
-
-std::string name_of_case(const testing::TestParamInfo<std::tuple<int, Ways, ConformanceCase>>& instance) {
-  auto [size, ways, tried] = instance.param;
-  return case_name(tried) + "Over" + ways.name + "With" + std::to_string(size);
+  return cases_over(kWays, [&](const Ways&, std::string_view name) {
+    return std::ranges::find(kOfMessages, name) != std::end(kOfMessages);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, P2pHandOffConformance, testing::ValuesIn(suite()), name_of_case);
@@ -146,12 +125,7 @@ class MessagesUnderTest {
   SiteTensor<T> in_;
 };
 
-class P2pMessages : public testing::TestWithParam<std::tuple<int, Ways>> {
- protected:
-  void run(const RankBody& body) const {
-    run_with(std::get<0>(GetParam()), std::get<1>(GetParam()).limits, body);
-  }
-};
+class P2pMessages : public OverWays {};
 
 // Hundreds of messages that no host waits for, between all ranks; now the one who sends comes late to one,
 // now the one who receives. One that was put where an earlier one had not been read, or taken for a later
@@ -186,7 +160,6 @@ TEST_P(P2pMessages, OfAllSizesBackToBack) {
 // A graph of messages of all sizes, replayed by ranks that are now ahead and now behind.
 TEST_P(P2pMessages, GraphsReplayManyTimes) {
   run([](World& world, Site& site) {
-    constexpr int kReplays = 200;
     constexpr int64_t kElements = 1 << 18;
     GroupUnderTest group = make_group(world, site);
     MessagesUnderTest<BFloat16> messages(site, group, kElements);
@@ -195,26 +168,15 @@ TEST_P(P2pMessages, GraphsReplayManyTimes) {
       messages.restart();
       for (const Sending& sending : sendings) messages.issue(sending);
     };
-    issue();
-    ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-    site.backend().begin_capture(*group.stream);
-    issue();
-    auto graph = site.backend().end_capture(*group.stream);
-    ASSERT_TRUE(graph.ok()) << graph.status().to_string();
-    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
-    std::mt19937 pauses(static_cast<unsigned>(group.rank()));
-    for (int replay = 0; replay < kReplays; ++replay) {
-      (*graph)->launch(*group.stream);
-      if (pauses() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
-    }
-    messages.expect(sendings);
+    replay_in_graph(
+        world, site, group, {.issue = issue, .expect = [&] { messages.expect(sendings); }, .replays = 200});
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus,
                          P2pMessages,
                          testing::Combine(testing::Values(2, 3, 4, 8), testing::ValuesIn(kWays)),
-                         name_of);
+                         name_of_ways);
 
 // What follows is not promised of the communicator behind.
 class P2pMessagesAlone : public P2pMessages {};
@@ -277,10 +239,7 @@ TEST_P(P2pMessagesAlone, ASenderIsAheadUpToItsSlots) {
     meet();
     all.push_back(sending(kMessageSlots));
     small.issue_send(all.back(), *group.stream);
-    if (group.rank() == 0) {
-      Status waits = group.stream->synchronize(Deadline::after_seconds(0.1));
-      EXPECT_EQ(waits.code(), StatusCode::kDeadlineExceeded) << waits.to_string();
-    }
+    if (group.rank() == 0) expect_waiting(*group.stream);
     meet();
     for (const Sending& each : all) small.issue_receive(each, *group.stream);
     small.expect(all);
@@ -288,10 +247,7 @@ TEST_P(P2pMessagesAlone, ASenderIsAheadUpToItsSlots) {
     std::vector<Sending> of_large;
     for (int i = 0; i < 12; ++i) of_large.push_back({.from = 0, .to = 1, .count = kLarge / 4});
     for (const Sending& each : of_large) large.issue_send(each, *group.stream);
-    if (group.rank() == 0) {
-      Status waits = group.stream->synchronize(Deadline::after_seconds(0.1));
-      EXPECT_EQ(waits.code(), StatusCode::kDeadlineExceeded) << waits.to_string();
-    }
+    if (group.rank() == 0) expect_waiting(*group.stream);
     meet();
     for (const Sending& each : of_large) large.issue_receive(each, *group.stream);
     large.expect(of_large);
@@ -306,26 +262,16 @@ TEST_P(P2pMessagesAlone, AnAbortEndsWhoeverWaits) {
       constexpr int kMessages = 64;
       GroupUnderTest group = make_group(world, site, "doomed", 600);
       MessagesUnderTest<BFloat16> messages(site, group, 1 << 20);
-      ASSERT_TRUE(group.synchronize().ok());
-      auto issue = [&](int64_t count) {
+      auto issue_one = [&](int64_t count) {
         if (sends) messages.issue_send({.from = 0, .to = 1, .count = count}, *group.stream);
         if (!sends) messages.issue_receive({.from = 1, .to = 0, .count = count}, *group.stream);
       };
-      if (group.rank() == 0) {
-        for (int i = 0; i < kMessages; ++i) issue(i % 2 == 0 ? 576 : 900000);
-        Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
-        EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
-        group.comm->abort(unavailable("a peer is gone"));
-        Status ended = group.stream->synchronize(Deadline::after_seconds(1));
-        EXPECT_TRUE(ended.ok()) << ended.to_string();
-        EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
-        issue(1);
-        EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
-      } else {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        group.comm->abort(unavailable("this rank is gone"));
-      }
-      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+      auto issue = [&] {
+        for (int i = 0; i < kMessages; ++i) issue_one(i % 2 == 0 ? 576 : 900000);
+      };
+      auto issue_more = [&] { issue_one(1); };
+      const bool waiting = group.rank() == 0;
+      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
     });
   }
 }
@@ -334,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(Gpus,
                          P2pMessagesAlone,
                          testing::Combine(testing::Values(2, 3),
                                           testing::ValuesIn(std::span(kWays).first(3))),
-                         name_of);
+                         name_of_ways);
 
 // On both sides of each limit, from one byte on.
 TEST(P2pMessagesOfTwo, GoOverPeerMemoryUpToTheLimit) {

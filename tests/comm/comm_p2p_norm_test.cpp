@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <random>
-#include <thread>
 
 #include "comm/norm_reducer.h"
 #include "tests/comm/p2p_fixture.h"
@@ -125,21 +124,11 @@ class P2pNorm : public testing::TestWithParam<int> {
   }
 };
 
-template <typename T, typename Body>
-void with_twin(World& world, Site& site, Body&& body) {
-  GroupUnderTest group = make_group(world, site, std::string(to_string(DTypeOf<T>::kValue)));
-  NormTwin<T> twin(site, group);
-  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-  ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
-  body(twin, group);
-  ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());  // before memory goes
-}
-
 TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
   run([](World& world, Site& site) {
     auto check = [&](auto type) {
       using T = decltype(type);
-      with_twin<T>(world, site, [](NormTwin<T>& twin, GroupUnderTest&) {
+      with_twin<NormTwin, T>(world, site, [](NormTwin<T>& twin, GroupUnderTest&) {
         for (int64_t hidden : {8, 576, 4096, 4104, 8192}) {
           for (int64_t rows : {1, 2, 3, 7, 16, 65, 128}) {
             const NormShape shape{rows, hidden};
@@ -163,7 +152,7 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
 TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
   if (ranks_share_gpu()) GTEST_SKIP() << "does not end in time where ranks share a GPU";
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, [](NormTwin<BFloat16>& twin, GroupUnderTest&) {
+    with_twin<NormTwin, BFloat16>(world, site, [](NormTwin<BFloat16>& twin, GroupUnderTest&) {
       for (unsigned seed = 1; seed <= 4; ++seed) {
         const std::vector<NormCall> calls = norm_calls(300, seed);
         twin.restart();
@@ -187,9 +176,7 @@ TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
 
 TEST_P(P2pNorm, GraphsReplayManyTimes) {
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
-      constexpr int kRounds = 20;
-      constexpr int kReplays = 10;
+    with_twin<NormTwin, BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
       const std::vector<NormCall> calls = norm_calls(65, 3);
       auto issue = [&] {
         for (const NormCall& call : calls) {
@@ -198,47 +185,28 @@ TEST_P(P2pNorm, GraphsReplayManyTimes) {
           twin.apart(call.shape);
         }
       };
-      twin.restart();
-      issue();
-      ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-      site.backend().begin_capture(*group.stream);
-      issue();
-      auto graph = site.backend().end_capture(*group.stream);
-      ASSERT_TRUE(graph.ok()) << graph.status().to_string();
-      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
-      std::mt19937 pauses(static_cast<unsigned>(group.rank()));
-      for (int round = 0; round < kRounds; ++round) {
-        twin.restart();
-        for (int replay = 0; replay < kReplays; ++replay) {
-          (*graph)->launch(*group.stream);
-          if (pauses() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
-        }
-        twin.expect_alike();
-      }
+      replay_in_graph(world,
+                      site,
+                      group,
+                      {.issue = issue,
+                       .restart = [&] { twin.restart(); },
+                       .expect = [&] { twin.expect_alike(); },
+                       .rounds = 20,
+                       .replays = 10});
     });
   });
 }
 
 TEST_P(P2pNorm, AnAbortEndsWaitingKernels) {
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
+    with_twin<NormTwin, BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
       twin.restart();
-      ASSERT_TRUE(group.synchronize().ok());
-      if (group.rank() != group.size() - 1) {
+      auto issue = [&] {
         for (const NormCall& call : norm_calls(64, 9)) twin.fused(call.shape);
-        Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
-        EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
-        group.comm->abort(unavailable("a peer is gone"));
-        Status ended = group.stream->synchronize(Deadline::after_seconds(1));
-        EXPECT_TRUE(ended.ok()) << ended.to_string();
-        EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
-        twin.fused({1, 576});
-        EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
-      } else {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        group.comm->abort(unavailable("this rank is gone"));
-      }
-      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+      };
+      auto issue_more = [&] { twin.fused({1, 576}); };
+      const bool waiting = group.rank() != group.size() - 1;
+      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
     });
   });
 }

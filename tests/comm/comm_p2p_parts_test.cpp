@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
 
 #include "comm/norm_reducer.h"
 #include "tests/comm/p2p_fixture.h"
@@ -12,10 +11,6 @@
 namespace llm_dist::comm {
 namespace {
 
-struct Ways {
-  const char* name;
-  std::optional<PeerLimits> limits;  // none: the defaults
-};
 // With the last, calls that share memory alternate between sums and exchanges, and some go over NCCL.
 constexpr Ways kWays[] = {{"Defaults", {}},
                           {"Packets", PeerLimits{.packets_bytes = kEverything}},
@@ -156,12 +151,7 @@ class PartsUnderTest {
   SiteTensor<T> out_;
 };
 
-class P2pParts : public testing::TestWithParam<std::tuple<int, Ways>> {
- protected:
-  void run(const RankBody& body) const {
-    run_with(std::get<0>(GetParam()), std::get<1>(GetParam()).limits, body);
-  }
-};
+class P2pParts : public OverWays {};
 
 // Hundreds of calls that no host waits for: one that wrote into memory of an earlier call too soon, or took
 // an earlier call's data for its own, would leave something else somewhere. Now one rank comes late to a
@@ -199,7 +189,6 @@ TEST_P(P2pParts, CallsOfAllSizesBackToBack) {
 // A graph of calls of all sizes, replayed by ranks that are now ahead and now behind.
 TEST_P(P2pParts, GraphsReplayManyTimes) {
   run([](World& world, Site& site) {
-    constexpr int kReplays = 200;
     constexpr int64_t kElements = 1 << 19;
     GroupUnderTest group = make_group(world, site);
     PartsUnderTest<BFloat16> parts(site, group, kElements);
@@ -208,55 +197,31 @@ TEST_P(P2pParts, GraphsReplayManyTimes) {
       parts.restart();
       for (const Call& call : calls) parts.issue(call);
     };
-    issue();
-    ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-    site.backend().begin_capture(*group.stream);
-    issue();
-    auto graph = site.backend().end_capture(*group.stream);
-    ASSERT_TRUE(graph.ok()) << graph.status().to_string();
-    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
-    std::mt19937 pauses(static_cast<unsigned>(group.rank()));
-    for (int replay = 0; replay < kReplays; ++replay) {
-      (*graph)->launch(*group.stream);
-      if (pauses() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
-    }
-    parts.expect(calls);
+    replay_in_graph(
+        world, site, group, {.issue = issue, .expect = [&] { parts.expect(calls); }, .replays = 200});
   });
 }
 
 // The last rank never comes; a step's worth of calls waits for it when the others give up.
 TEST_P(P2pParts, AnAbortEndsWaitingKernels) {
   run([](World& world, Site& site) {
-    constexpr int kCalls = 64;
+    constexpr size_t kCalls = 64;
     GroupUnderTest group = make_group(world, site, "doomed", 600);
     PartsUnderTest<BFloat16> parts(site, group, 1 << 18);
-    ASSERT_TRUE(group.synchronize().ok());
-    if (group.rank() != group.size() - 1) {
+    auto issue = [&] {
       for (size_t i = 0; i < kCalls; ++i)
         parts.issue({.kind = kKinds[i % std::size(kKinds)], .count = i % 2 == 0 ? 64 : 8000});
-      Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
-      EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
-      group.comm->abort(unavailable("a peer is gone"));
-      Status ended = group.stream->synchronize(Deadline::after_seconds(1));
-      EXPECT_TRUE(ended.ok()) << ended.to_string();
-      EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
-      parts.issue({.kind = Kind::kGather, .count = 1});
-      EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      group.comm->abort(unavailable("this rank is gone"));
-    }
-    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+    };
+    auto issue_more = [&] { parts.issue({.kind = Kind::kGather, .count = 1}); };
+    const bool waiting = group.rank() != group.size() - 1;
+    expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus,
                          P2pParts,
                          testing::Combine(testing::Values(2, 3, 4, 8), testing::ValuesIn(kWays)),
-                         [](const auto& instance) {
-                           return std::string(std::get<1>(instance.param).name) + "With" +
-                                  std::to_string(std::get<0>(instance.param));
-                         });
+                         name_of_ways);
 
 // Sums with the norm behind them, of all rows and of shares, which have the same bits: always those of the
 // first.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
-#include <thread>
 
 #include "comm/norm_reducer.h"
 #include "tests/comm/p2p_fixture.h"
@@ -226,20 +225,15 @@ class P2pShares : public testing::TestWithParam<int> {
 };
 
 template <typename T, typename Body>
-void with_twin(World& world, Site& site, std::vector<ShareShape> shapes, Body&& body) {
-  GroupUnderTest group = make_group(world, site, std::string(to_string(DTypeOf<T>::kValue)));
-  SharesTwin<T> twin(site, group, std::move(shapes));
-  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-  ASSERT_TRUE(world.barrier(Deadline::after_seconds(60)).ok());
-  body(twin, group);
-  ASSERT_TRUE(world.barrier(Deadline::after_seconds(60)).ok());  // before memory goes
+void with_shapes(World& world, Site& site, std::vector<ShareShape> shapes, Body&& body) {
+  with_twin<SharesTwin, T>(world, site, std::forward<Body>(body), std::move(shapes));
 }
 
 TEST_P(P2pShares, HaveTheBitsOfTheCallsApart) {
   run([](World& world, Site& site) {
     auto check = [&](auto type) {
       using T = decltype(type);
-      with_twin<T>(world, site, all_shapes(), [](SharesTwin<T>& twin, GroupUnderTest&) {
+      with_shapes<T>(world, site, all_shapes(), [](SharesTwin<T>& twin, GroupUnderTest&) {
         twin.restart();
         for (size_t shape = 0; shape < twin.num_shapes(); ++shape) {
           SCOPED_TRACE(std::to_string(twin.rows(shape)) + " rows of " + std::to_string(twin.hidden(shape)));
@@ -260,7 +254,7 @@ TEST_P(P2pShares, HaveTheBitsOfTheCallsApart) {
 // Many calls that no host waits for, alone and between the others of the group.
 TEST_P(P2pShares, CallsOfAllShapesBackToBack) {
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, some_shapes(), [](SharesTwin<BFloat16>& twin, GroupUnderTest&) {
+    with_shapes<BFloat16>(world, site, some_shapes(), [](SharesTwin<BFloat16>& twin, GroupUnderTest&) {
       for (unsigned seed = 1; seed <= 6; ++seed) {
         const std::vector<size_t> calls = calls_of(twin.num_shapes(), 100, seed);
         twin.restart();
@@ -280,7 +274,7 @@ TEST_P(P2pShares, CallsOfAllShapesBackToBack) {
 // Now one rank comes late to a call, now another; and those that wait have their next calls behind it.
 TEST_P(P2pShares, RanksThatComeLate) {
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, some_shapes(), [](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+    with_shapes<BFloat16>(world, site, some_shapes(), [](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
       for (unsigned seed = 1; seed <= 4; ++seed) {
         const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 20);
         std::mt19937 generator(seed);
@@ -300,59 +294,40 @@ TEST_P(P2pShares, RanksThatComeLate) {
 
 TEST_P(P2pShares, GraphsReplayManyTimes) {
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, some_shapes(), [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
-      constexpr int kRounds = 20;
-      constexpr int kReplays = 5;
+    with_shapes<BFloat16>(world, site, some_shapes(), [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
       const std::vector<size_t> calls = calls_of(twin.num_shapes(), 33, 3);
-      std::mt19937 pauses(static_cast<unsigned>(group.rank()));
+      std::mt19937 late(static_cast<unsigned>(group.rank()));
       auto issue = [&] {
         for (size_t i = 0; i < calls.size(); ++i) {
-          if (pauses() % 8 == 0) twin.fall_behind(pauses() % 10);
+          if (late() % 8 == 0) twin.fall_behind(late() % 10);
           twin.shared(calls[i]);
           if (i % 2 == 0) twin.shared(calls[i]);
           twin.apart(calls[i]);
           if (i % 2 == 0) twin.apart(calls[i]);
         }
       };
-      twin.restart();
-      issue();
-      ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-      site.backend().begin_capture(*group.stream);
-      issue();
-      auto graph = site.backend().end_capture(*group.stream);
-      ASSERT_TRUE(graph.ok()) << graph.status().to_string();
-      ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
-      for (int round = 0; round < kRounds; ++round) {
-        twin.restart();
-        for (int replay = 0; replay < kReplays; ++replay) {
-          (*graph)->launch(*group.stream);
-          if (pauses() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
-        }
-        twin.expect_alike();
-      }
+      replay_in_graph(world,
+                      site,
+                      group,
+                      {.issue = issue,
+                       .restart = [&] { twin.restart(); },
+                       .expect = [&] { twin.expect_alike(); },
+                       .rounds = 20,
+                       .replays = 5});
     });
   });
 }
 
 TEST_P(P2pShares, AnAbortEndsWaitingKernels) {
   run([](World& world, Site& site) {
-    with_twin<BFloat16>(world, site, some_shapes(), [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+    with_shapes<BFloat16>(world, site, some_shapes(), [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
       twin.restart();
-      ASSERT_TRUE(group.synchronize().ok());
-      if (group.rank() != group.size() - 1) {
+      auto issue = [&] {
         for (size_t shape : calls_of(twin.num_shapes(), 64, 9)) twin.shared(shape);
-        Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
-        EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
-        group.comm->abort(unavailable("a peer is gone"));
-        Status ended = group.stream->synchronize(Deadline::after_seconds(1));
-        EXPECT_TRUE(ended.ok()) << ended.to_string();
-        EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
-        twin.shared(0);
-        EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
-      } else {
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        group.comm->abort(unavailable("this rank is gone"));
-      }
+      };
+      auto issue_more = [&] { twin.shared(0); };
+      const bool waiting = group.rank() != group.size() - 1;
+      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
     });
   });
 }

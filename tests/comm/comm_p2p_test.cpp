@@ -3,17 +3,12 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
 
 #include "tests/comm/p2p_fixture.h"
 
 namespace llm_dist::comm {
 namespace {
 
-struct Ways {
-  const char* name;
-  std::optional<PeerLimits> limits;  // none: the defaults
-};
 constexpr Ways kWays[] = {
     {"Defaults", {}},
     {"Packets", PeerLimits{.packets_bytes = kEverything}},
@@ -22,45 +17,28 @@ constexpr Ways kWays[] = {
     {"AllWays", PeerLimits{.packets_bytes = 4096, .one_shot_bytes = 32768, .two_shot_bytes = 512 << 10}},
 };
 
-class P2p : public testing::TestWithParam<std::tuple<int, Ways>> {
- protected:
-  void run(const RankBody& body) const {
-    run_with(std::get<0>(GetParam()), std::get<1>(GetParam()).limits, body);
-  }
-};
+class P2p : public OverWays {};
 
 // The part of the suite that sums floats or exchanges parts on each way, all of it on the default ones.
-std::vector<std::tuple<int, Ways, ConformanceCase>> suite() {
+std::vector<CaseOverWays> suite() {
   constexpr std::string_view kOfEachWay[] = {"AllReduceSums",
                                              "ReductionsAreAccurateAndAlike",
                                              "AllGatherPlacesPartsByRank",
                                              "ReduceScatterSumsParts",
                                              "AllToAllTransposes"};
-  std::vector<std::tuple<int, Ways, ConformanceCase>> all;
-  for (int size : {2, 3, 4}) {
-    for (const Ways& ways : kWays) {
-      for (const ConformanceCase& each : conformance_cases(kPeerTraits)) {
-        bool every_way = std::ranges::find(kOfEachWay, case_name(each)) != std::end(kOfEachWay);
-        if (every_way || !ways.limits) all.emplace_back(size, ways, each);
-      }
-    }
-  }
-  return all;
+  return cases_over(kWays, [&](const Ways& ways, std::string_view name) {
+    return !ways.limits || std::ranges::find(kOfEachWay, name) != std::end(kOfEachWay);
+  });
 }
 
-class P2pConformance : public testing::TestWithParam<std::tuple<int, Ways, ConformanceCase>> {};
+class P2pConformance : public testing::TestWithParam<CaseOverWays> {};
 
 // In processes of a launcher, one world has to do for all, which the cases about worlds are not made for.
 TEST_P(P2pConformance, Case) {
   auto [size, ways, tried] = GetParam();
   run_in_threads(size, ways.limits, tried.run);
 }
-
-std::string name_of(const testing::TestParamInfo<std::tuple<int, Ways, ConformanceCase>>& instance) {
-  auto [size, ways, tried] = instance.param;
-  return case_name(tried) + "Over" + ways.name + "With" + std::to_string(size);
-}
-INSTANTIATE_TEST_SUITE_P(Gpus, P2pConformance, testing::ValuesIn(suite()), name_of);
+INSTANTIATE_TEST_SUITE_P(Gpus, P2pConformance, testing::ValuesIn(suite()), name_of_case);
 
 // Where calls of one run lie in a tensor.
 struct Piece {
@@ -127,7 +105,6 @@ TEST_P(P2p, CallsOfAllSizesBackToBack) {
 // A graph of calls of all sizes, replayed by ranks that are now ahead and now behind.
 TEST_P(P2p, GraphsReplayManyTimes) {
   run([](World& world, Site& site) {
-    constexpr int kReplays = 300;
     constexpr int64_t kElements = 1 << 19;
     GroupUnderTest group = make_group(world, site);
     auto fresh = SiteTensor<BFloat16>::known(site, group.rank(), kElements);
@@ -140,59 +117,37 @@ TEST_P(P2p, GraphsReplayManyTimes) {
     };
     fresh.upload(*group.stream);
     data.upload(*group.stream);
-    issue();
-    ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-    site.backend().begin_capture(*group.stream);
-    issue();
-    auto graph = site.backend().end_capture(*group.stream);
-    ASSERT_TRUE(graph.ok()) << graph.status().to_string();
-    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
-    std::mt19937 pauses(static_cast<unsigned>(group.rank()));
-    for (int replay = 0; replay < kReplays; ++replay) {
-      (*graph)->launch(*group.stream);
-      if (pauses() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
-    }
-    data.download(*group.stream);
-    ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
-    check_pieces(data, pieces, group.rank(), group.size());
+    auto expect = [&] {
+      data.download(*group.stream);
+      ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+      check_pieces(data, pieces, group.rank(), group.size());
+    };
+    replay_in_graph(world, site, group, {.issue = issue, .expect = expect, .replays = 300});
   });
 }
 
 // The last rank never comes; a step's worth of calls waits for it when the others give up.
 TEST_P(P2p, AnAbortEndsWaitingKernels) {
   run([](World& world, Site& site) {
-    constexpr int kCalls = 64;
+    constexpr size_t kCalls = 64;
     GroupUnderTest group = make_group(world, site, "doomed", 600);
     std::vector<SiteTensor<BFloat16>> data;
     for (int64_t count : {64, 8192, 100000}) data.emplace_back(site, count);
     for (const auto& each : data) each.upload(*group.stream);
-    ASSERT_TRUE(group.synchronize().ok());
-    if (group.rank() != group.size() - 1) {
-      for (int i = 0; i < kCalls; ++i)
-        group.comm->all_reduce(data[static_cast<size_t>(i) % 3].view(), ReduceOp::kSum, *group.stream);
-      Status waiting = group.stream->synchronize(Deadline::after_seconds(0.05));
-      EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
-      group.comm->abort(unavailable("a peer is gone"));
-      Status ended = group.stream->synchronize(Deadline::after_seconds(1));
-      EXPECT_TRUE(ended.ok()) << ended.to_string();
-      EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
-      group.comm->all_reduce(data[0].view(), ReduceOp::kSum, *group.stream);
-      EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      group.comm->abort(unavailable("this rank is gone"));
-    }
-    ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+    auto sum = [&](size_t i) { group.comm->all_reduce(data[i].view(), ReduceOp::kSum, *group.stream); };
+    auto issue = [&] {
+      for (size_t i = 0; i < kCalls; ++i) sum(i % data.size());
+    };
+    auto issue_more = [&] { sum(0); };
+    const bool waiting = group.rank() != group.size() - 1;
+    expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus,
                          P2p,
                          testing::Combine(testing::Values(2, 3, 4), testing::ValuesIn(kWays)),
-                         [](const auto& instance) {
-                           return std::string(std::get<1>(instance.param).name) + "With" +
-                                  std::to_string(std::get<0>(instance.param));
-                         });
+                         name_of_ways);
 
 }  // namespace
 }  // namespace llm_dist::comm

@@ -1,5 +1,8 @@
 #include "tests/comm/p2p_fixture.h"
 
+#include <random>
+#include <thread>
+
 #include "comm/bootstrap.h"
 #include "comm/nccl_loader.h"
 #include "tests/comm/shared_gpu.h"
@@ -85,6 +88,28 @@ void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody&
   run_on_gpu(*cuda_module().value(), *world, index, kPeerTraits, group_maker(limits), body);
 }
 
+std::string name_of_ways(const testing::TestParamInfo<std::tuple<int, Ways>>& instance) {
+  auto [size, ways] = instance.param;
+  return std::string(ways.name) + "With" + std::to_string(size);
+}
+
+std::string name_of_case(const testing::TestParamInfo<CaseOverWays>& instance) {
+  auto [size, ways, tried] = instance.param;
+  return case_name(tried) + "Over" + ways.name + "With" + std::to_string(size);
+}
+
+std::vector<CaseOverWays> cases_over(std::span<const Ways> all_ways,
+                                     const std::function<bool(const Ways&, std::string_view)>& takes) {
+  std::vector<CaseOverWays> cases;
+  for (int size : {2, 3, 4}) {
+    for (const Ways& ways : all_ways) {
+      for (const ConformanceCase& each : conformance_cases(kPeerTraits))
+        if (takes(ways, case_name(each))) cases.emplace_back(size, ways, each);
+    }
+  }
+  return cases;
+}
+
 GroupUnderTest make_group_without_nccl(World& world, Site& site, const PeerLimits& limits, int& left) {
   auto stream = site.backend().make_stream("alone");
   auto deadline = [] { return Deadline::after_seconds(30); };
@@ -104,6 +129,49 @@ GroupUnderTest make_group_without_nccl(World& world, Site& site, const PeerLimit
   CHECK(world.barrier(deadline()).ok(), "a rank has no group");
   site.keep(comm);
   return {site, std::move(comm), std::move(stream)};
+}
+
+void expect_waiting(device::Stream& stream) {
+  Status waiting = stream.synchronize(Deadline::after_seconds(0.1));
+  EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
+}
+
+void expect_abort_to_end(World& world, GroupUnderTest& group, const DoomedCalls& calls) {
+  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+  if (calls.waiting) {
+    calls.issue();
+    expect_waiting(*group.stream);
+    group.comm->abort(unavailable("a peer is gone"));
+    Status ended = group.stream->synchronize(Deadline::after_seconds(1));
+    EXPECT_TRUE(ended.ok()) << ended.to_string();
+    EXPECT_EQ(group.comm->poll().code(), StatusCode::kUnavailable);
+    calls.issue_more();
+    EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
+  } else {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    group.comm->abort(unavailable("this rank is gone"));
+  }
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+}
+
+void replay_in_graph(World& world, Site& site, GroupUnderTest& group, const Replays& replays) {
+  replays.restart();
+  replays.issue();
+  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+  site.backend().begin_capture(*group.stream);
+  replays.issue();
+  auto graph = site.backend().end_capture(*group.stream);
+  ASSERT_TRUE(graph.ok()) << graph.status().to_string();
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok());
+  std::mt19937 pauses(static_cast<unsigned>(group.rank()));
+  for (int round = 0; round < replays.rounds; ++round) {
+    replays.restart();
+    for (int replay = 0; replay < replays.replays; ++replay) {
+      (*graph)->launch(*group.stream);
+      if (pauses() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(pauses() % 2000));
+    }
+    replays.expect();
+  }
 }
 
 namespace {

@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <tuple>
+
 #include "comm/p2p_groups.h"
 #include "tests/comm/conformance_group.h"
 #include "tests/comm/gpu_ranks.h"
@@ -26,9 +29,66 @@ void run_in_threads(int size, const std::optional<PeerLimits>& limits, const Ran
 // The same in a launcher's processes where there are any; skips where those are not `size`.
 void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
 
+struct Ways {
+  const char* name;
+  std::optional<PeerLimits> limits;  // none: the defaults
+};
+
+// Tests of so many ranks, over these ways.
+class OverWays : public testing::TestWithParam<std::tuple<int, Ways>> {
+ protected:
+  void run(const RankBody& body) const {
+    run_with(std::get<0>(GetParam()), std::get<1>(GetParam()).limits, body);
+  }
+};
+std::string name_of_ways(const testing::TestParamInfo<std::tuple<int, Ways>>& instance);
+
+// A case of the conformance suite over them.
+using CaseOverWays = std::tuple<int, Ways, ConformanceCase>;
+std::string name_of_case(const testing::TestParamInfo<CaseOverWays>& instance);
+// Cases for two, three and four ranks, where `takes` says so of the ways and the case's name.
+std::vector<CaseOverWays> cases_over(std::span<const Ways> all_ways,
+                                     const std::function<bool(const Ways&, std::string_view)>& takes);
+
 // A group over peer memory with nothing behind it. `left`: counts the calls that do not go over peer memory;
 // they do nothing.
 GroupUnderTest make_group_without_nccl(World& world, Site& site, const PeerLimits& limits, int& left);
+
+// What the stream has been given waits for a peer.
+void expect_waiting(device::Stream& stream);
+
+// The ranks that are `waiting` issue what a peer never answers, find that it waits, and abort the group: that
+// ends it, and refuses what is issued then. The others leave later.
+struct DoomedCalls {
+  bool waiting = false;
+  std::function<void()> issue;
+  std::function<void()> issue_more;
+};
+void expect_abort_to_end(World& world, GroupUnderTest& group, const DoomedCalls& calls);
+
+// What issue() issues, once as it is and then in a graph, replayed by ranks that are now ahead and now
+// behind.
+struct Replays {
+  std::function<void()> issue;
+  std::function<void()> restart = [] {};  // before the first time and every round
+  std::function<void()> expect;           // after every round
+  int rounds = 1;
+  int replays = 0;  // of a round
+};
+void replay_in_graph(World& world, Site& site, GroupUnderTest& group, const Replays& replays);
+
+// body(twin, group) with a Twin<T>(site, group, more...). Ranks begin together, and memory goes when all have
+// ended.
+template <template <typename> typename Twin, typename T, typename Body, typename... More>
+void with_twin(World& world, Site& site, Body&& body, More&&... more) {
+  constexpr double kMeetSeconds = 60;
+  GroupUnderTest group = make_group(world, site, std::string(to_string(DTypeOf<T>::kValue)));
+  Twin<T> twin(site, group, std::forward<More>(more)...);
+  ASSERT_TRUE(group.synchronize().ok()) << group.stream->error().to_string();
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(kMeetSeconds)).ok());
+  body(twin, group);
+  ASSERT_TRUE(world.barrier(Deadline::after_seconds(kMeetSeconds)).ok());
+}
 
 // Rounding shows in its sums.
 template <typename T>
