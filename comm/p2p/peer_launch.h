@@ -23,8 +23,8 @@ bool fit_together(Kernel kernel, const kernels::OverlappedLaunch& launch, int nu
 
 // Launches kernel(peers, args...) on this rank's GPU. It may start before the one in front has ended, unless
 // the GPU is another rank's too: what starts early and waits would hold room that the kernel which it waits
-// for, through that other rank, does not get. An error where the kernels of ranks that share a GPU do not fit
-// on it together.
+// for, through that other rank, does not get. What is launched behind it there must not start early either.
+// An error where the kernels of ranks that share a GPU do not fit on it together.
 template <typename... Params, typename... Args>
 cudaError_t launch_beside_peers(void (*kernel)(PeerView, Params...),
                                 kernels::OverlappedLaunch launch,

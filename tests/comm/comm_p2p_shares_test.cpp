@@ -156,6 +156,10 @@ class SharesTwin {
     CHECK(group_.synchronize().ok(), "{}", group_.stream->error().to_string());
   }
   void add_rms_norm(size_t shape, const Tensor& x, const Tensor& residual, const Tensor& out) {
+    // It may start before the call in front of it has ended. On a GPU of both ranks its blocks would then
+    // wait for that call in the room that the other rank's call needs, for which that one waits. Behind a
+    // copy it starts when all in front has ended.
+    if (ranks_share_gpu()) copy(flat(spare_, 0, 1), flat(start_, 0, 1));
     cuda_module().value()->ops->add_rms_norm(*state_,
                                              *group_.stream,
                                              {.x = x,
@@ -219,7 +223,8 @@ std::vector<size_t> calls_of(size_t num_shapes, int count, unsigned seed) {
 class P2pShares : public testing::TestWithParam<int> {
  protected:
   void run(const RankBody& body) const {
-    if (ranks_share_gpu()) GTEST_SKIP() << "does not end in time where ranks share a GPU";
+    if (ranks_share_gpu() && GetParam() > 2)
+      GTEST_SKIP() << "kernels of two ranks that wait leave a third one's no room on a GPU";
     run_with(GetParam(), kAllWays, body);
   }
 };
