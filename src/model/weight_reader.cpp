@@ -1,25 +1,44 @@
 #include "src/model/weight_reader.h"
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <cmath>
-#include <mutex>
-#include <thread>
 
+#include "src/base/clock.h"
 #include "src/checkpoint/quantize.h"
+#include "src/device/staged_copy.h"
 
 namespace llm_dist::model {
 namespace {
 
-constexpr int64_t kStagingBytes = int64_t{64} << 20;
-constexpr size_t kStagings = 2;
-constexpr int64_t kLeastValuesPerThread = 1 << 18;  // below, starting a thread costs more than it saves
+constexpr int64_t kRingBytes = int64_t{64} << 20;  // pinning more takes many times as long as copying it
+constexpr int64_t kAlignment = 64;
 
 }  // namespace
 
 bool WeightReader::Transfer::converts() const {
   return from() != read.to || (has_row_scales(read.to) && !source->scales->by_row());
+}
+
+// Of a whole row if it stands in order, close to it otherwise.
+int64_t WeightReader::Transfer::file_offset() const {
+  const checkpoint::TensorInfo& tensor = *source->tensor;
+  return tensor.offset + (read.piece->row_begin + row_begin) * tensor.row_bytes();
+}
+
+// How many of the first rows may be cut off at least. Permuted heads stay whole: only then do their rows
+// stand together in the file.
+int64_t WeightReader::Transfer::least_rows() const {
+  const int64_t head = std::max<int64_t>(1, source->tensor->interleaved_head_dim);
+  return std::min(row_count, head - (read.piece->row_begin + row_begin) % head);
+}
+
+// How many of the first rows may be cut off so that `bytes` of staging hold them.
+int64_t WeightReader::Transfer::rows_within(int64_t bytes) const {
+  const int64_t rows = std::min(row_count, bytes / staged_row_bytes());
+  const int64_t least = least_rows();
+  if (rows == row_count) return rows;
+  if (rows < least) return 0;
+  const int64_t head = std::max<int64_t>(1, source->tensor->interleaved_head_dim);
+  return least + (rows - least) / head * head;
 }
 
 checkpoint::SliceRequest WeightReader::Transfer::request(std::byte* destination) const {
@@ -29,6 +48,15 @@ checkpoint::SliceRequest WeightReader::Transfer::request(std::byte* destination)
           .col_begin = col_begin,
           .col_count = col_count,
           .destination = destination};
+}
+
+Status WeightReader::Transfer::convert(const std::byte* stored, std::byte* out) const {
+  std::vector<float> floats;
+  for (int64_t row = 0; row < row_count; ++row) {
+    RETURN_IF_ERROR(
+        convert_row(row, stored + row * source_row_bytes(), out + row * destination_row_bytes(), floats));
+  }
+  return ok_status();
 }
 
 // `row`: of the transfer.
@@ -85,145 +113,111 @@ Status WeightReader::add(const WeightRead& read) {
     all.col_begin = 0;
     all.col_count = source->tensor->cols;
   }
-  int64_t rows_at_once = std::max<int64_t>(1, kStagingBytes / row_bytes(all.from(), all.col_count));
-  for (int64_t row = 0; row < piece.row_count; row += rows_at_once) {
-    Transfer some = all;
-    some.row_begin = row;
-    some.row_count = std::min(rows_at_once, piece.row_count - row);
-    staged_.push_back(some);
-  }
+  staged_.push_back(all);
   return ok_status();
 }
 
 Result<checkpoint::ReadStats> WeightReader::run() {
-  count_total();
-  std::vector<checkpoint::SliceRequest> requests;
-  requests.reserve(direct_.size());
-  for (const Transfer& transfer : direct_) requests.push_back(transfer.request(transfer.destination()));
-  RETURN_IF_ERROR(read(requests));
+  const TimePoint begin = Clock::now();
+  for (const auto* transfers : {&direct_, &staged_}) {
+    for (const Transfer& transfer : *transfers)
+      total_bytes_ += transfer.row_count * transfer.source_row_bytes();
+  }
+  RETURN_IF_ERROR(run_direct());
   RETURN_IF_ERROR(run_staged());
+  stats_.seconds = seconds_between(begin, Clock::now());
   return stats_;
 }
 
-void WeightReader::count_total() {
-  for (const auto* transfers : {&direct_, &staged_}) {
-    for (const Transfer& transfer : *transfers) total_bytes_ += transfer.source_bytes();
-  }
-}
-
-Status WeightReader::read(const std::vector<checkpoint::SliceRequest>& requests) {
-  if (requests.empty()) return ok_status();
+Status WeightReader::run_direct() {
+  if (direct_.empty()) return ok_status();
+  std::vector<checkpoint::SliceRequest> requests;
+  requests.reserve(direct_.size());
+  for (const Transfer& transfer : direct_) requests.push_back(transfer.request(transfer.destination()));
   checkpoint::ReadOptions options = options_;
-  if (options_.progress) {
-    options.progress = [this](int64_t done, int64_t) {
-      options_.progress(stats_.slice_bytes + done, total_bytes_);
-    };
-  }
+  if (options_.progress)
+    options.progress = [this](int64_t done, int64_t) { options_.progress(done, total_bytes_); };
   ASSIGN_OR_RETURN(checkpoint::ReadStats stats, checkpoint_.read(requests, options));
-  stats_.slice_bytes += stats.slice_bytes;
-  stats_.bytes_read += stats.bytes_read;
-  stats_.requests += stats.requests;
-  stats_.seconds += stats.seconds;
+  count(stats);
   return ok_status();
-}
-
-Result<WeightReader::Staging> WeightReader::make_staging(int64_t capacity) const {
-  Staging made;
-  ASSIGN_OR_RETURN(made.source, backend_.allocate(capacity, device::MemoryKind::kPinned));
-  if (std::any_of(staged_.begin(), staged_.end(), [](const Transfer& t) { return t.converts(); })) {
-    ASSIGN_OR_RETURN(made.converted, backend_.allocate(capacity, device::MemoryKind::kPinned));
-  }
-  made.copied = backend_.make_event();
-  return made;
 }
 
 Status WeightReader::run_staged() {
-  if (staged_.empty()) return ok_status();
-  int64_t capacity = kStagingBytes;
-  for (const Transfer& t : staged_) capacity = std::max({capacity, t.source_bytes(), t.destination_bytes()});
-  std::array<Staging, kStagings> stagings;
-  for (Staging& staging : stagings) {
-    ASSIGN_OR_RETURN(staging, make_staging(capacity));
-  }
-  // Every thread has a few reads of a batch.
-  options_.max_io_bytes = std::clamp(
-      capacity / (4 * std::max(1, options_.threads)), checkpoint::kMinIoBytes, options_.max_io_bytes);
-  Status outcome = run_batches(capacity, stagings);
-  // The memory goes, also behind an error: no copy may still read it.
-  Status copied = stream_.synchronize(Deadline::after_seconds(kLoadDeadlineSeconds));
-  return outcome.ok() ? copied : outcome;
+  const int threads = std::max(1, options_.threads);
+  make_lots(std::clamp(kRingBytes / (2 * threads), checkpoint::kMinIoBytes, options_.max_io_bytes));
+  std::vector<std::vector<std::byte>> unconverted(static_cast<size_t>(threads));
+  device::StagedCopy work{.lots = lots_.size(),
+                          .threads = threads,
+                          .deadline_seconds = kLoadDeadlineSeconds,
+                          .fill =
+                              [&](size_t thread, size_t lot, std::byte* memory) {
+                                return fill(lots_[lot], memory, unconverted[thread]);
+                              },
+                          .copy = [&](size_t lot, std::byte* memory) { copy(lots_[lot], memory); }};
+  for (const Lot& lot : lots_) work.lot_bytes = std::max(work.lot_bytes, lot.bytes);
+  return device::run_staged_copy(work, backend_, stream_);
 }
 
-// Batches as large as the staging memory: read all of it, convert, copy to the device. While one is copied
-// the next is read.
-Status WeightReader::run_batches(int64_t capacity, std::span<Staging> stagings) {
-  size_t turn = 0;
-  for (size_t begin = 0; begin < staged_.size();) {
-    Staging& staging = stagings[turn++ % stagings.size()];
-    if (turn > stagings.size())
-      RETURN_IF_ERROR(staging.copied->wait(Deadline::after_seconds(kLoadDeadlineSeconds)));
-    std::vector<checkpoint::SliceRequest> requests;
-    size_t end = begin;
-    for (int64_t used_in = 0, used_out = 0; end < staged_.size(); ++end) {
-      const Transfer& transfer = staged_[end];
-      if (used_in + transfer.source_bytes() > capacity || used_out + transfer.destination_bytes() > capacity)
-        break;
-      requests.push_back(transfer.request(staging.source.data() + used_in));
-      used_in += transfer.source_bytes();
-      used_out += transfer.destination_bytes();
-    }
-    RETURN_IF_ERROR(read(requests));
-    RETURN_IF_ERROR(place(begin, end, staging.source.data(), staging.converted.data()));
-    stream_.record(*staging.copied);
-    begin = end;
-  }
-  return ok_status();
-}
-
-Status WeightReader::convert(const Transfer& transfer, const std::byte* from, std::byte* to) const {
-  const int64_t stored_bytes = row_bytes(transfer.from(), transfer.col_count);
-  const int64_t out_bytes = row_bytes(transfer.read.to, transfer.read.piece->col_count);
-  const int64_t rows_at_once = std::max<int64_t>(1, kLeastValuesPerThread / 8 / transfer.col_count);
-  std::atomic<int64_t> next = 0;
-  std::mutex mutex;
-  Status outcome;
-  auto work = [&] {
-    std::vector<float> floats;
-    for (int64_t row = next.fetch_add(rows_at_once); row < transfer.row_count;
-         row = next.fetch_add(rows_at_once)) {
-      for (int64_t r = row; r < std::min(row + rows_at_once, transfer.row_count); ++r) {
-        Status status = transfer.convert_row(r, from + r * stored_bytes, to + r * out_bytes, floats);
-        if (status.ok()) continue;
-        std::lock_guard lock(mutex);
-        if (outcome.ok()) outcome = std::move(status);
-        return;
+// Cuts what is staged, in the order of the files, into lots that are full but for less than a row.
+void WeightReader::make_lots(int64_t lot_bytes) {
+  std::stable_sort(staged_.begin(), staged_.end(), [](const Transfer& a, const Transfer& b) {
+    return std::pair(a.source->tensor->file, a.file_offset()) <
+           std::pair(b.source->tensor->file, b.file_offset());
+  });
+  for (Transfer left : staged_) {
+    while (left.row_count > 0) {
+      int64_t rows = lots_.empty() ? 0 : left.rows_within(lot_bytes - lots_.back().bytes);
+      if (rows == 0) {
+        lots_.emplace_back();
+        rows = std::max(left.rows_within(lot_bytes), left.least_rows());
       }
+      Lot& lot = lots_.back();
+      Transfer part = left;
+      part.row_count = rows;
+      part.lot_offset = lot.bytes;
+      lot.bytes += (rows * part.staged_row_bytes() + kAlignment - 1) / kAlignment * kAlignment;
+      lot.converts |= part.converts();
+      lot.transfers.push_back(part);
+      left.row_begin += rows;
+      left.row_count -= rows;
     }
-  };
-  {
-    const int64_t useful = transfer.row_count * transfer.col_count / kLeastValuesPerThread;
-    std::vector<std::jthread> helpers;
-    for (int64_t i = 1; i < std::min<int64_t>(options_.threads, useful); ++i) helpers.emplace_back(work);
-    work();
   }
-  return outcome;
 }
 
-Status WeightReader::place(size_t begin, size_t end, std::byte* source, std::byte* converted) {
-  for (size_t i = begin; i < end; ++i) {
-    const Transfer& transfer = staged_[i];
-    std::byte* staged = source;
-    if (transfer.converts()) {
-      RETURN_IF_ERROR(convert(transfer, source, converted));
-      staged = converted;
-      converted += transfer.destination_bytes();
-    }
-    int64_t bytes = transfer.destination_bytes();
-    stream_.copy(Tensor::contiguous(transfer.destination(), DType::kU8, {bytes}, backend_.device()),
-                 Tensor::contiguous(staged, DType::kU8, {bytes}));
-    source += transfer.source_bytes();
+// On a thread of its own. What is converted right after it was read is still in that core's cache.
+Status WeightReader::fill(Lot& lot, std::byte* memory, std::vector<std::byte>& unconverted) const {
+  if (lot.converts) unconverted.resize(static_cast<size_t>(lot.bytes));
+  std::vector<checkpoint::SliceRequest> requests;
+  for (const Transfer& transfer : lot.transfers) {
+    std::byte* to = transfer.converts() ? unconverted.data() : memory;
+    requests.push_back(transfer.request(to + transfer.lot_offset));
+  }
+  ASSIGN_OR_RETURN(
+      lot.stats,
+      checkpoint_.read(
+          requests,
+          {.threads = 1, .max_io_bytes = options_.max_io_bytes, .progress = {}, .stop = options_.stop}));
+  for (const Transfer& transfer : lot.transfers) {
+    if (!transfer.converts()) continue;
+    RETURN_IF_ERROR(transfer.convert(unconverted.data() + transfer.lot_offset, memory + transfer.lot_offset));
   }
   return ok_status();
+}
+
+void WeightReader::copy(const Lot& lot, std::byte* memory) {
+  for (const Transfer& transfer : lot.transfers) {
+    const int64_t bytes = transfer.row_count * transfer.destination_row_bytes();
+    stream_.copy(Tensor::contiguous(transfer.destination(), DType::kU8, {bytes}, backend_.device()),
+                 Tensor::contiguous(memory + transfer.lot_offset, DType::kU8, {bytes}));
+  }
+  count(lot.stats);
+  if (options_.progress) options_.progress(stats_.slice_bytes, total_bytes_);
+}
+
+void WeightReader::count(const checkpoint::ReadStats& stats) {
+  stats_.slice_bytes += stats.slice_bytes;
+  stats_.bytes_read += stats.bytes_read;
+  stats_.requests += stats.requests;
 }
 
 }  // namespace llm_dist::model

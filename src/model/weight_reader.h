@@ -2,9 +2,9 @@
 // copied to where a rank wants them.
 #pragma once
 
+#include <algorithm>
 #include <map>
-#include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,36 +50,40 @@ class WeightReader {
     int64_t row_count = 0;
     int64_t col_begin = 0;  // of what is read
     int64_t col_count = 0;
+    int64_t lot_offset = 0;  // in the memory of its lot
 
     WeightScheme from() const { return source->tensor->scheme; }
-    int64_t source_bytes() const { return row_count * row_bytes(from(), col_count); }
-    int64_t destination_bytes() const { return row_count * row_bytes(read.to, read.piece->col_count); }
-    std::byte* destination() const {
-      return read.destination + row_begin * row_bytes(read.to, read.piece->col_count);
-    }
+    int64_t source_row_bytes() const { return row_bytes(from(), col_count); }
+    int64_t destination_row_bytes() const { return row_bytes(read.to, read.piece->col_count); }
+    int64_t staged_row_bytes() const { return std::max(source_row_bytes(), destination_row_bytes()); }
+    std::byte* destination() const { return read.destination + row_begin * destination_row_bytes(); }
     bool converts() const;
+    int64_t file_offset() const;
+    int64_t rows_within(int64_t bytes) const;
+    int64_t least_rows() const;
     checkpoint::SliceRequest request(std::byte* destination) const;
+    Status convert(const std::byte* stored, std::byte* out) const;
     Status convert_row(int64_t row,
                        const std::byte* stored,
                        std::byte* out,
                        std::vector<float>& floats) const;
   };
 
-  // Pinned memory of a batch, free for another one when its copies have ended.
-  struct Staging {
-    device::Buffer source;
-    device::Buffer converted;  // none where no transfer converts
-    std::unique_ptr<device::Event> copied;
+  // What one thread reads at once, of one place in a file.
+  struct Lot {
+    std::vector<Transfer> transfers;
+    int64_t bytes = 0;  // of memory, as many before conversion as after it
+    bool converts = false;
+    checkpoint::ReadStats stats;
   };
 
   Result<const Source*> source_of(const std::string& tensor);
-  void count_total();
-  Status read(const std::vector<checkpoint::SliceRequest>& requests);
-  Result<Staging> make_staging(int64_t capacity) const;
+  Status run_direct();
   Status run_staged();
-  Status run_batches(int64_t capacity, std::span<Staging> stagings);
-  Status convert(const Transfer& transfer, const std::byte* from, std::byte* to) const;
-  Status place(size_t begin, size_t end, std::byte* source, std::byte* converted);
+  void make_lots(int64_t lot_bytes);
+  Status fill(Lot& lot, std::byte* memory, std::vector<std::byte>& unconverted) const;
+  void copy(const Lot& lot, std::byte* memory);
+  void count(const checkpoint::ReadStats& stats);
 
   const checkpoint::Checkpoint& checkpoint_;
   device::Backend& backend_;
@@ -88,6 +92,7 @@ class WeightReader {
   std::map<std::string, Source> sources_;
   std::vector<Transfer> direct_;
   std::vector<Transfer> staged_;
+  std::vector<Lot> lots_;  // of what is staged
   checkpoint::ReadStats stats_;
   int64_t total_bytes_ = 0;
 };

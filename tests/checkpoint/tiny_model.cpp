@@ -68,8 +68,8 @@ std::vector<float> tiny_matrix(const TensorInfo& tensor) {
   return values;
 }
 
-void write_tiny_hf(const TempDir& dir, DType dtype, int shards) {
-  auto tensors = tiny_tensors();
+void write_tiny_hf(const TempDir& dir, DType dtype, int shards, const ModelConfig& config) {
+  auto tensors = tiny_tensors(config);
   std::vector<std::vector<std::byte>> data;
   std::vector<std::vector<TensorToWrite>> files(static_cast<size_t>(shards));
   std::string weight_map;
@@ -91,25 +91,25 @@ void write_tiny_hf(const TempDir& dir, DType dtype, int shards) {
     ASSERT_OK(write_safetensors(dir / file_name(shard), files[shard], {{"format", "pt"}}));
   if (shards > 1)
     write_file(dir / "model.safetensors.index.json", "{\"metadata\":{},\"weight_map\":{" + weight_map + "}}");
-  write_file(dir / "config.json", tiny_config_json());
+  write_file(dir / "config.json", write_hf_config(config)->config_json);
 }
 
-GgufMetadata tiny_gguf_metadata() {
+GgufMetadata tiny_gguf_metadata(const ModelConfig& config) {
   std::vector<std::string> tokens;
   std::vector<int64_t> types;
-  for (int id = 0; id < 50; ++id) {
+  for (int64_t id = 0; id < config.vocab_size; ++id) {
     tokens.push_back(format("<{}>", id));
     types.push_back(id < 3 ? 3 : 1);
   }
   return {{"general.architecture", std::string("llama")},
-          {"llama.block_count", int64_t{2}},
-          {"llama.context_length", int64_t{512}},
-          {"llama.embedding_length", int64_t{64}},
-          {"llama.feed_forward_length", int64_t{96}},
-          {"llama.attention.head_count", int64_t{4}},
-          {"llama.attention.head_count_kv", int64_t{2}},
+          {"llama.block_count", config.num_layers},
+          {"llama.context_length", config.max_position_embeddings},
+          {"llama.embedding_length", config.hidden_size},
+          {"llama.feed_forward_length", config.intermediate_size},
+          {"llama.attention.head_count", config.num_heads},
+          {"llama.attention.head_count_kv", config.num_kv_heads},
           {"llama.rope.freq_base", 10000.0},
-          {"llama.rope.dimension_count", int64_t{16}},
+          {"llama.rope.dimension_count", config.head_dim},
           {"llama.attention.layer_norm_rms_epsilon", 1e-5},
           {"tokenizer.ggml.model", std::string("gpt2")},
           {"tokenizer.ggml.pre", std::string("smollm")},
@@ -123,9 +123,9 @@ GgufMetadata tiny_gguf_metadata() {
           {"tokenizer.chat_template", std::string("{{ messages }}")}};
 }
 
-std::vector<GgufTensorToWrite> tiny_gguf_tensors(WeightScheme linear) {
+std::vector<GgufTensorToWrite> tiny_gguf_tensors(WeightScheme linear, const ModelConfig& config) {
   std::vector<GgufTensorToWrite> out;
-  for (const TensorInfo& tensor : tiny_tensors()) {
+  for (const TensorInfo& tensor : tiny_tensors(config)) {
     bool vector = tensor.cols == 1;
     GgufTensorToWrite written{.name = gguf_name_of_hf(tensor.name),
                               .scheme = vector ? WeightScheme::kF32 : linear,
@@ -139,10 +139,11 @@ std::vector<GgufTensorToWrite> tiny_gguf_tensors(WeightScheme linear) {
     bool rotary =
         tensor.name.find("q_proj") != std::string::npos || tensor.name.find("k_proj") != std::string::npos;
     for (int64_t row = 0; row < tensor.rows; ++row) {
-      // The permutation as llama.cpp's converter states it: reshape to [heads, 2, 8, cols], swap the middle
-      // axes.
-      int64_t head = row / 16, half = row % 16 / 8, pair = row % 8;
-      int64_t target = rotary ? head * 16 + pair * 2 + half : row;
+      // The permutation as llama.cpp's converter states it: reshape to [heads, 2, head_dim / 2,
+      // cols], swap the middle axes.
+      const int64_t pairs = config.head_dim / 2;
+      int64_t head = row / config.head_dim, half = row % config.head_dim / pairs, pair = row % pairs;
+      int64_t target = rotary ? head * config.head_dim + pair * 2 + half : row;
       quantize_row(written.scheme,
                    values.data() + row * tensor.cols,
                    written.data.data() + target * row_size,
@@ -153,8 +154,8 @@ std::vector<GgufTensorToWrite> tiny_gguf_tensors(WeightScheme linear) {
   return out;
 }
 
-void write_tiny_gguf(const std::string& path, WeightScheme linear) {
-  ASSERT_OK(write_gguf(path, tiny_gguf_metadata(), tiny_gguf_tensors(linear)));
+void write_tiny_gguf(const std::string& path, WeightScheme linear, const ModelConfig& config) {
+  ASSERT_OK(write_gguf(path, tiny_gguf_metadata(config), tiny_gguf_tensors(linear, config)));
 }
 
 std::vector<float> read_floats(const Checkpoint& checkpoint, std::string_view name) {

@@ -43,12 +43,16 @@ std::vector<TensorInfo> tiny_tensors(const ModelConfig& config = tiny_config());
 std::vector<float> tiny_matrix(const TensorInfo& tensor);
 
 // Writes DIR/config.json and `shards` safetensors files, with an index where there is more than one.
-void write_tiny_hf(const TempDir& dir, DType dtype = DType::kF32, int shards = 1);
+void write_tiny_hf(const TempDir& dir,
+                   DType dtype = DType::kF32,
+                   int shards = 1,
+                   const ModelConfig& config = tiny_config());
 
 // Writes the GGUF file as llama.cpp would: its names, q and k permuted, matrices in `linear`, vectors f32.
-GgufMetadata tiny_gguf_metadata();
-std::vector<GgufTensorToWrite> tiny_gguf_tensors(WeightScheme linear);
-void write_tiny_gguf(const std::string& path, WeightScheme linear);
+GgufMetadata tiny_gguf_metadata(const ModelConfig& config = tiny_config());
+std::vector<GgufTensorToWrite> tiny_gguf_tensors(WeightScheme linear,
+                                                 const ModelConfig& config = tiny_config());
+void write_tiny_gguf(const std::string& path, WeightScheme linear, const ModelConfig& config = tiny_config());
 
 // The whole of a tensor, read and dequantized.
 std::vector<float> read_floats(const Checkpoint& checkpoint, std::string_view name);
