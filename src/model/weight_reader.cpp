@@ -9,7 +9,9 @@
 namespace llm_dist::model {
 namespace {
 
-constexpr int64_t kRingBytes = int64_t{64} << 20;  // pinning more takes many times as long as copying it
+// Large enough for one request and one copy, small enough for a ring of lots to stay in the processor's
+// cache: what is read is then copied out of there.
+constexpr int64_t kLotBytes = int64_t{2} << 20;
 constexpr int64_t kAlignment = 64;
 
 }  // namespace
@@ -31,14 +33,29 @@ int64_t WeightReader::Transfer::least_rows() const {
   return std::min(row_count, head - (read.piece->row_begin + row_begin) % head);
 }
 
-// How many of the first rows may be cut off so that `bytes` of staging hold them.
-int64_t WeightReader::Transfer::rows_within(int64_t bytes) const {
-  const int64_t rows = std::min(row_count, bytes / staged_row_bytes());
+// How many of the first `rows` may be cut off.
+int64_t WeightReader::Transfer::cut_at_head(int64_t rows) const {
   const int64_t least = least_rows();
-  if (rows == row_count) return rows;
+  if (rows >= row_count) return row_count;
   if (rows < least) return 0;
   const int64_t head = std::max<int64_t>(1, source->tensor->interleaved_head_dim);
   return least + (rows - least) / head * head;
+}
+
+// In rows. A lot is also a request to a file, which is to be no smaller where conversion makes weights
+// larger.
+int64_t WeightReader::Lot::room_for(const Transfer& transfer, int64_t lot_bytes) const {
+  const int64_t of_memory = (lot_bytes - bytes) / transfer.staged_row_bytes();
+  const int64_t of_request = (checkpoint::kMinIoBytes - source_bytes) / transfer.source_row_bytes();
+  return transfer.cut_at_head(std::max(of_memory, of_request));
+}
+
+void WeightReader::Lot::add(Transfer part) {
+  part.lot_offset = bytes;
+  bytes += (part.row_count * part.staged_row_bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  source_bytes += part.row_count * part.source_row_bytes();
+  converts |= part.converts();
+  transfers.push_back(part);
 }
 
 checkpoint::SliceRequest WeightReader::Transfer::request(std::byte* destination) const {
@@ -144,7 +161,7 @@ Status WeightReader::run_direct() {
 
 Status WeightReader::run_staged() {
   const int threads = std::max(1, options_.threads);
-  make_lots(std::clamp(kRingBytes / (2 * threads), checkpoint::kMinIoBytes, options_.max_io_bytes));
+  make_lots(std::min(kLotBytes, options_.max_io_bytes));
   std::vector<std::vector<std::byte>> unconverted(static_cast<size_t>(threads));
   device::StagedCopy work{.lots = lots_.size(),
                           .threads = threads,
@@ -166,18 +183,14 @@ void WeightReader::make_lots(int64_t lot_bytes) {
   });
   for (Transfer left : staged_) {
     while (left.row_count > 0) {
-      int64_t rows = lots_.empty() ? 0 : left.rows_within(lot_bytes - lots_.back().bytes);
+      int64_t rows = lots_.empty() ? 0 : lots_.back().room_for(left, lot_bytes);
       if (rows == 0) {
         lots_.emplace_back();
-        rows = std::max(left.rows_within(lot_bytes), left.least_rows());
+        rows = std::max(lots_.back().room_for(left, lot_bytes), left.least_rows());
       }
-      Lot& lot = lots_.back();
       Transfer part = left;
       part.row_count = rows;
-      part.lot_offset = lot.bytes;
-      lot.bytes += (rows * part.staged_row_bytes() + kAlignment - 1) / kAlignment * kAlignment;
-      lot.converts |= part.converts();
-      lot.transfers.push_back(part);
+      lots_.back().add(part);
       left.row_begin += rows;
       left.row_count -= rows;
     }

@@ -59,8 +59,8 @@ class WeightReader {
     std::byte* destination() const { return read.destination + row_begin * destination_row_bytes(); }
     bool converts() const;
     int64_t file_offset() const;
-    int64_t rows_within(int64_t bytes) const;
     int64_t least_rows() const;
+    int64_t cut_at_head(int64_t rows) const;
     checkpoint::SliceRequest request(std::byte* destination) const;
     Status convert(const std::byte* stored, std::byte* out) const;
     Status convert_row(int64_t row,
@@ -72,9 +72,13 @@ class WeightReader {
   // What one thread reads at once, of one place in a file.
   struct Lot {
     std::vector<Transfer> transfers;
-    int64_t bytes = 0;  // of memory, as many before conversion as after it
+    int64_t bytes = 0;         // of memory, as many before conversion as after it
+    int64_t source_bytes = 0;  // of them, read
     bool converts = false;
     checkpoint::ReadStats stats;
+
+    int64_t room_for(const Transfer& transfer, int64_t lot_bytes) const;
+    void add(Transfer part);
   };
 
   Result<const Source*> source_of(const std::string& tensor);
