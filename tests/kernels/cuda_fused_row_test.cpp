@@ -100,7 +100,7 @@ class CudaFusedRow : public CudaLinearTest {
     });
   }
   void linear_both(const Twin& x, const F8Weight& weight, const Twin& out) {
-    linear_both(x, [&](auto pick) { return weight.weight(pick); }, out);
+    multiply_both(x, [&](auto pick) { return weight.weight(pick); }, out);
   }
   void SetUp() override {
     CudaLinearTest::SetUp();
@@ -165,7 +165,7 @@ TEST_F(CudaFusedRow, ProductsOfManyShapes) {
         linear_both(x, f8_weight(n, k), out);
         expect_same(out, tolerance(dtype));
         const Twin dense = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
-        linear_both(x, [&](auto pick) { return dense_weight(dense, pick); }, out);
+        multiply_both(x, [&](auto pick) { return dense_weight(dense, pick); }, out);
         expect_same(out, tolerance(dtype));
       }
     }
