@@ -267,11 +267,10 @@ class Batch {
 }  // namespace
 
 Result<BatchResult> generate_batch(const BatchFlags& flags,
-                                   const ModelFlags& model,
                                    const sched::SamplingParams& defaults,
                                    RankProcess& process,
                                    ShutdownSignal& signal) {
-  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), model));
+  TextModel text = process.take_text();
   ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(flags.input_file));
   ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::open(flags.output_file));
   Batch batch(flags, defaults, process, signal, std::move(text), std::move(input), std::move(output));

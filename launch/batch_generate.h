@@ -26,7 +26,6 @@ struct BatchResult {
 // On rank 0. `defaults` is the request of a line that says nothing else. A signal ends it early: what runs
 // gets shutdown_timeout_seconds, the rest is for the next time.
 Result<BatchResult> generate_batch(const BatchFlags& flags,
-                                   const ModelFlags& model,
                                    const sched::SamplingParams& defaults,
                                    RankProcess& process,
                                    ShutdownSignal& signal);

@@ -71,10 +71,10 @@ int chat_with_model(const ChatFlags& flags) {
   auto joined = RankProcess::join(flags.engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
-  Status status = process.load(flags.engine);
+  Status status = process.load_with_text(flags.engine);
   int code = 0;
   if (status.ok() && process.leads()) {
-    auto model = LocalChat::create(flags.engine.model, flags.sampling, process);
+    auto model = LocalChat::create(flags.sampling, process);
     status = model.status();
     if (model.ok()) code = converse(flags, **model, interrupt);
   } else if (status.ok()) {

@@ -45,7 +45,7 @@ sched::SamplingParams sampling_of(const GenerateFlags& flags, const RankProcess&
 }
 
 Status generate(const GenerateFlags& flags, RankProcess& process) {
-  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), flags.engine.model));
+  const TextModel text = process.take_text();
   ASSIGN_OR_RETURN(std::string prompt, prompt_text(flags, text));
   sched::SequenceRequest request;
   ASSIGN_OR_RETURN(request.prompt, text.tokenizer->encode(prompt, {.add_special_tokens = !flags.chat}));
@@ -87,7 +87,7 @@ int run_prompt(const GenerateFlags& flags) {
   auto joined = RankProcess::join(flags.engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
-  Status status = process.load(flags.engine);
+  Status status = process.load_with_text(flags.engine);
   if (status.ok()) status = process.leads() ? generate(flags, process) : process.follow();
   return end(process, status);
 }
@@ -98,11 +98,10 @@ int run_batch(const GenerateFlags& flags) {
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   if (!process.leads()) signal.ignore();
-  Status status = process.load(flags.engine);
+  Status status = process.load_with_text(flags.engine);
   BatchResult result;
   if (status.ok() && process.leads()) {
-    auto batch =
-        generate_batch(flags.batch, flags.engine.model, sampling_of(flags, process), process, signal);
+    auto batch = generate_batch(flags.batch, sampling_of(flags, process), process, signal);
     status = batch.status();
     if (batch.ok()) result = *batch;
   } else if (status.ok()) {

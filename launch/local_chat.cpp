@@ -21,10 +21,8 @@ LocalChat::LocalChat(TextModel text, const SamplingFlags& sampling, RankProcess&
 
 LocalChat::~LocalChat() { engine_->stop(); }
 
-Result<std::unique_ptr<LocalChat>> LocalChat::create(const ModelFlags& model,
-                                                     const SamplingFlags& sampling,
-                                                     RankProcess& process) {
-  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), model));
+Result<std::unique_ptr<LocalChat>> LocalChat::create(const SamplingFlags& sampling, RankProcess& process) {
+  TextModel text = process.take_text();
   if (!text.chat_template)
     return failed_precondition(
         "the model has no chat template: name one with --chat-template, or use generate");

@@ -14,9 +14,7 @@ namespace llm_dist::launch {
 class LocalChat : public ChatModel {
  public:
   // Starts the engine. failed_precondition: the model has no chat template.
-  static Result<std::unique_ptr<LocalChat>> create(const ModelFlags& model,
-                                                   const SamplingFlags& sampling,
-                                                   RankProcess& process);
+  static Result<std::unique_ptr<LocalChat>> create(const SamplingFlags& sampling, RankProcess& process);
   ~LocalChat() override;
 
   Status answer(const std::string& messages_json, const OnText& on_text, const Stopped& stopped) override;

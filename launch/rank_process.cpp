@@ -144,6 +144,10 @@ Status RankProcess::prepare(const EngineFlags& flags) {
                    checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,
                    checkpoint::Checkpoint::open(flags.model.model, load_format, {.load_tokenizer = leads()}));
+  if (leads() && wants_text_) {
+    ASSIGN_OR_RETURN(TextModel text, make_text_model(*checkpoint_, flags.model));
+    text_ = std::move(text);
+  }
   ASSIGN_OR_RETURN(resolved_, resolve(flags, *checkpoint_, resources_));
   const engine::EngineOptions& options = resolved_.engine;
   if (device_.device.type == DeviceType::kCuda && options.kv_dtype != options.dtype &&

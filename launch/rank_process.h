@@ -5,13 +5,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/host/host_channel.h"
 #include "comm/host/liveness.h"
 #include "comm/world.h"
 #include "launch/device_choice.h"
 #include "launch/flags.h"
+#include "launch/text_model.h"
 #include "src/checkpoint/checkpoint.h"
 #include "src/engine/rank_engine.h"
 #include "src/engine/step_profile.h"
@@ -43,6 +46,13 @@ class RankProcess {
   // Collective: opens the checkpoint, chooses the layout, plans memory, loads the weights. The same error on
   // every rank.
   Status load(const EngineFlags& flags, kernels::OpObserver* observer = nullptr);
+  // The same for a command that reads or writes text: rank 0 then has a tokenizer, and where there is none no
+  // weights are loaded.
+  Status load_with_text(const EngineFlags& flags) {
+    wants_text_ = true;
+    return load(flags);
+  }
+  TextModel take_text() { return std::move(*text_); }  // of rank 0, once
   engine::RankEngine& engine() { return *engine_; }
   // How the ranks met: "mpi", "tcp", or "none" for one rank alone.
   const std::string& rendezvous() const { return rendezvous_; }
@@ -85,6 +95,8 @@ class RankProcess {
   std::unique_ptr<comm::Liveness> liveness_;
   RankDevice device_;
   std::unique_ptr<checkpoint::Checkpoint> checkpoint_;
+  bool wants_text_ = false;
+  std::optional<TextModel> text_;
   std::unique_ptr<engine::StepTrace> trace_;
   std::unique_ptr<engine::StepProfile> profile_;
   std::string trace_file_;

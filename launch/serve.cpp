@@ -59,7 +59,7 @@ Status serve_requests(const ServeFlags& flags,
                       RankProcess& process,
                       server::ApiServer& api,
                       ShutdownSignal& signal) {
-  ASSIGN_OR_RETURN(TextModel text, make_text_model(process.checkpoint(), flags.engine.model));
+  const TextModel text = process.take_text();
   auto engine = engine::Engine::start(process.engine(),
                                       process.channel(),
                                       {.max_queued_requests = flags.engine.scheduler.max_num_queued_reqs,
@@ -106,7 +106,7 @@ Status lead(ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
     Status closed = api->shutdown(Deadline::after_seconds(0.5));
     if (!closed.ok()) log_debug("{}", closed.message());
   });
-  Status status = process.load(flags.engine);
+  Status status = process.load_with_text(flags.engine);
   if (status.ok()) status = serve_requests(flags, process, *api, signal);
   process.set_on_failure({});
   return status;
@@ -123,7 +123,7 @@ int run(ServeFlags flags) {
   } else {
     signal.ignore();  // rank 0 drains and then tells the others to end; its death ends them too
     status = process.agree(ok_status());
-    if (status.ok()) status = process.load(flags.engine);
+    if (status.ok()) status = process.load_with_text(flags.engine);
     if (status.ok()) status = process.follow();
   }
   return end(process, status);

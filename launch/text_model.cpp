@@ -8,10 +8,7 @@ namespace llm_dist::launch {
 Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, const ModelFlags& flags) {
   TokenizerSpec spec = checkpoint.tokenizer();
   if (!flags.tokenizer.empty()) {
-    // Opened as a dummy: its weights, if it has any, do not matter.
-    ASSIGN_OR_RETURN(auto other,
-                     checkpoint::Checkpoint::open(flags.tokenizer, checkpoint::LoadFormat::kDummy));
-    spec = other->tokenizer();
+    ASSIGN_OR_RETURN(spec, checkpoint::read_tokenizer(flags.tokenizer));
   }
   if (!flags.chat_template.empty()) {
     std::ifstream file(flags.chat_template);

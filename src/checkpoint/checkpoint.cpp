@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 // What stands at a path.
 struct Found {
   bool config_json = false;
+  bool tokenizer_json = false;
   bool safetensors = false;
   std::vector<std::string> gguf_files;
 };
@@ -38,6 +39,7 @@ Result<Found> look_at(const std::string& path) {
   for (fs::directory_iterator end; !error && entry != end; entry.increment(error)) {
     auto extension = entry->path().extension();
     if (entry->path().filename() == "config.json") found.config_json = true;
+    if (entry->path().filename() == "tokenizer.json") found.tokenizer_json = true;
     if (extension == ".safetensors") found.safetensors = true;
     if (extension == ".gguf") found.gguf_files.push_back(entry->path());
   }
@@ -238,6 +240,16 @@ Result<ReadStats> Checkpoint::read(std::span<const SliceRequest> requests, const
   }
   if (format_ == LoadFormat::kDummy) return fill_slices(slices, fill_dummy, options);
   return read_slices(slices, files_, options);
+}
+
+Result<TokenizerSpec> read_tokenizer(const std::string& path) {
+  ASSIGN_OR_RETURN(const Found found, look_at(path));
+  if (found.tokenizer_json) return read_hf_tokenizer(path);
+  if (found.gguf_files.empty()) return not_found(format("{}: neither tokenizer.json nor a .gguf file", path));
+  ASSIGN_OR_RETURN(const std::string file, only_gguf(found, path));
+  // Opened as a dummy: its weights do not matter.
+  ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(file, LoadFormat::kDummy));
+  return checkpoint->tokenizer();
 }
 
 }  // namespace llm_dist::checkpoint

@@ -75,4 +75,8 @@ class Checkpoint {
   std::unordered_map<std::string, size_t> index_;
 };
 
+// Of a directory with tokenizer.json, whatever else stands there, of a .gguf file, or of a directory with
+// exactly one. kNotFound where there is none.
+Result<TokenizerSpec> read_tokenizer(const std::string& path);
+
 }  // namespace llm_dist::checkpoint

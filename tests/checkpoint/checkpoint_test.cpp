@@ -115,6 +115,23 @@ TEST(Checkpoint, EosIdsOfAllSourcesAreMerged) {
   EXPECT_TRUE((*without)->tokenizer().tokenizer_json.empty());
 }
 
+TEST(Checkpoint, ATokenizerAlone) {
+  TempDir dir;
+  auto none = read_tokenizer(dir.path());
+  EXPECT_EQ(none.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(none.status().message().find("tokenizer.json"), std::string::npos) << none.status().to_string();
+  write_tiny_gguf(dir / "m.gguf", WeightScheme::kBF16);
+  for (const std::string& path : {dir.path(), dir / "m.gguf"}) {
+    auto of_gguf = read_tokenizer(path);
+    ASSERT_OK(of_gguf);
+    EXPECT_EQ(of_gguf->tokens.size(), 50u);
+  }
+  write_file(dir / "tokenizer.json", R"({"added_tokens":[{"id":9,"content":"<e>"}],"model":{}})");
+  auto of_json = read_tokenizer(dir.path());
+  ASSERT_OK(of_json);
+  EXPECT_FALSE(of_json->tokenizer_json.empty());
+}
+
 TEST(Checkpoint, GgufGivesTheSameModel) {
   TempDir dir;
   write_tiny_gguf(dir / "m.gguf", WeightScheme::kBF16);
