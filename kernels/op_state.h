@@ -28,8 +28,7 @@ struct OpStateOptions {
   int64_t vocab_size = 0;  // widest row of logits, padded
   LinearKernels linear = LinearKernels::kFastest;
   AttentionKernels attention = AttentionKernels::kFastest;
-  // Ops on a single row may go out together, as one kernel that needs every processor of the device at once:
-  // then no kernel of another stream may wait for one that comes later.
+  // Ops on a single row may go out together, as a kernel with a block on every processor of the device.
   bool persistent_kernels = true;
   bool f8_weights = false;  // some linear layers have f8_e4m3 weights
   // A row's results have the same bits whatever stands beside it. failed_precondition where a device has no

@@ -33,9 +33,9 @@ Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
                                 matmul_memory(options, buffer.data()),
                                 cache.empty() ? cache : cache + "/llm-dist",
                                 options.linear));
-  const bool persistent = options.persistent_kernels && options.linear == LinearKernels::kFastest;
+  const bool fuses_rows = options.persistent_kernels && options.linear == LinearKernels::kFastest;
   return std::unique_ptr<CudaOpState>(
-      new CudaOpState(options, std::move(buffer), std::move(matmul), device, persistent));
+      new CudaOpState(options, std::move(buffer), std::move(matmul), device, fuses_rows));
 }
 
 }  // namespace llm_dist::kernels

@@ -8,7 +8,6 @@
 #include "kernels/cuda/fused_row.h"
 #include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/row_chain.h"
 #include "kernels/op_state.h"
 
 namespace llm_dist::kernels {
@@ -28,7 +27,6 @@ class CudaOpState : public OpState {
   void end_tuning() override { matmul_->end_tuning(); }
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
-  RowChain& row_chain() { return row_chain_; }
   FusedRow& fused_row() { return fused_row_; }
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
@@ -46,17 +44,15 @@ class CudaOpState : public OpState {
               device::Buffer buffer,
               std::unique_ptr<Matmul> matmul,
               const HopperDevice& device,
-              bool persistent)
+              bool fuses_rows)
       : options_(options),
         buffer_(std::move(buffer)),
         matmul_(std::move(matmul)),
-        row_chain_(buffer_.data() + kChainAt, device, persistent),
-        fused_row_(buffer_.data() + kFusedRowAt, device, persistent && options.f8_weights),
+        fused_row_(buffer_.data() + kFusedRowAt, device, fuses_rows),
         hopper_prompts_(device, options.attention) {}
 
   static constexpr int64_t kAlignment = 256;
-  static constexpr int64_t kChainAt = kMatmulBytes + kAttentionBytes + StreamMemory::kFlagBytes;
-  static constexpr int64_t kFusedRowAt = kChainAt + RowChain::kMemoryBytes;
+  static constexpr int64_t kFusedRowAt = kMatmulBytes + kAttentionBytes + StreamMemory::kFlagBytes;
   static constexpr int64_t kFixedBytes = kFusedRowAt + FusedRow::kMemoryBytes;
   static_assert(kFixedBytes % kAlignment == 0);
   static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -75,7 +71,6 @@ class CudaOpState : public OpState {
   OpStateOptions options_;
   device::Buffer buffer_;
   std::unique_ptr<Matmul> matmul_;
-  RowChain row_chain_;
   FusedRow fused_row_;
   HopperPrompts hopper_prompts_;
   AttentionPlan attention_plan_;

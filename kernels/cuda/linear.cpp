@@ -74,10 +74,7 @@ void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
          device::CudaStream& stream) {
-  if (state.row_chain().put_off(shape, operands, stream) ||
-      state.fused_row().put_off(shape, operands, stream))
-    return;
-  if (!stream.enter()) return;
+  if (state.fused_row().put_off(shape, operands, stream) || !stream.enter()) return;
   const LinearKernels kernels = state.options().linear;
   const bool by_rows = kernels == LinearKernels::kFastest || kernels == LinearKernels::kOwn;
   if (by_rows && shape.m == 1 && takes_skinny_linear(shape))

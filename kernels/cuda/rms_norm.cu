@@ -109,8 +109,7 @@ RowNorms norms_of(const AddRmsNormParams& params) {
 
 bool is_put_off(CudaOpState& state, device::CudaStream& stream, const RowNorms& norms) {
   if (norms.rows != 1 || norms.of_first.dtype == DType::kF32) return false;
-  return state.row_chain().put_off(norms.of_first, stream) ||
-         state.fused_row().put_off(norms.of_first, stream);
+  return state.fused_row().put_off(norms.of_first, stream);
 }
 
 }  // namespace
