@@ -1,7 +1,5 @@
-// FusedRow: ops of a step with a single row around a product whose weights are in f8_e4m3. The addition and
-// norm in front of it and the rotation behind it become part of its kernel (fused_row.cu), which has a block
-// on every processor: a border between two kernels costs memory about 2 µs, and the four products of a layer
-// take 50.
+// FusedRow: ops of a step with a single row around a product. The addition and norm in front of it and the
+// rotation behind it become part of its kernel (fused_row.cu): memory has little to do between two kernels.
 //
 // An op that may be the first of such a kernel is put off (CudaStream::put_off) until one comes that does not
 // join it.
