@@ -2,6 +2,7 @@
 #include "kernels/cuda/fused_row.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/cuda/fused_row_kernel.h"
 #include "kernels/cuda/launch.h"
@@ -12,6 +13,12 @@ namespace {
 bool are_aligned(std::initializer_list<const void*> all) {
   return std::all_of(
       all.begin(), all.end(), [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; });
+}
+
+bool overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto* first = static_cast<const std::byte*>(a);
+  const auto* second = static_cast<const std::byte*>(b);
+  return first < second + b_bytes && second < first + a_bytes;
 }
 
 }  // namespace
@@ -52,9 +59,15 @@ bool FusedRow::put_off(const RowNorm& norm, device::CudaStream& stream) {
 // Its blocks write y while others may still read what the norm is of.
 bool FusedRow::joins(const MatmulShape& shape, const MatmulOperands& operands) const {
   const RowNorm& norm = ops_.norm;
-  return ops_.has_norm() && !ops_.has_product() && operands.x == norm.out && shape.k == norm.width &&
-         shape.in == norm.dtype && operands.y != norm.x && operands.y != norm.residual &&
-         operands.y != norm.out;
+  if (!ops_.has_norm() || ops_.has_product() || operands.x != norm.out || shape.k != norm.width ||
+      shape.in != norm.dtype)
+    return false;
+  const int64_t y_bytes = shape.columns() * dtype_bytes(shape.out);
+  const int64_t row_bytes = norm.width * dtype_bytes(norm.dtype);
+  const void* rows[] = {norm.x, norm.residual, norm.out};
+  return std::none_of(std::begin(rows), std::end(rows), [&](const void* row) {
+    return overlap(operands.y, y_bytes, row, row_bytes);
+  });
 }
 
 bool FusedRow::put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
@@ -67,8 +80,10 @@ bool FusedRow::put_off(const MatmulShape& shape, const MatmulOperands& operands,
 
 bool FusedRow::joins(const RowRotation& rotation) const {
   const MatmulShape& shape = ops_.shape;
-  return ops_.has_product() && !ops_.has_rotation() && !shape.gated && shape.in == rotation.dtype &&
-         shape.out == rotation.dtype && ops_.operands.y == rotation.qkv && shape.n == rotation.columns();
+  const bool takes_cache = rotation.cache_dtype == rotation.dtype || rotation.cache_dtype == DType::kF8E4M3;
+  return takes_cache && ops_.has_product() && !ops_.has_rotation() && !shape.gated &&
+         shape.in == rotation.dtype && shape.out == rotation.dtype && ops_.operands.y == rotation.qkv &&
+         shape.n == rotation.columns();
 }
 
 bool FusedRow::put_off(const RowRotation& rotation, device::CudaStream& stream) {
@@ -79,8 +94,7 @@ bool FusedRow::put_off(const RowRotation& rotation, device::CudaStream& stream) 
 
 void FusedRow::issue(device::CudaStream& stream) {
   if (ops_.has_product()) {
-    stream.check(fused_row::launch(ops_, readers_, processors_, stream.handle()),
-                 "a row by weights in f8_e4m3");
+    stream.check(fused_row::launch(ops_, readers_, processors_, stream.handle()), "linear of a row");
   } else {
     stream.check(launch_row_norm(ops_.norm, stream.handle()), "add_rms_norm");
   }

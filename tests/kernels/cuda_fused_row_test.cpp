@@ -117,6 +117,7 @@ TEST_F(CudaFusedRow, NormProductAndRotationAsOnTheCpu) {
                          Case{1000, {9, 3, 64}, DType::kF16, DType::kF16, false, true, 0},
                          Case{8192, {8, 1, 128}, DType::kBF16, DType::kBF16, true, true, 16},
                          Case{1040, {3, 1, 80}, DType::kF16, DType::kF8E4M3, true, true, 5},
+                         Case{512, {64, 8, 80}, DType::kBF16, DType::kBF16, true, false, 7},
                          Case{64, {1, 1, 2}, DType::kBF16, DType::kBF16, true, false, 3},
                          Case{8, {1, 1, 2}, DType::kBF16, DType::kBF16, false, false, 3},
                          Case{2048, {32, 8, 128}, DType::kBF16, DType::kBF16, true, true, -1},
@@ -156,7 +157,7 @@ TEST_F(CudaFusedRow, InAGraph) {
 // Rows of any length and products of any width, an odd one among them.
 TEST_F(CudaFusedRow, ProductsOfManyShapes) {
   for (int64_t k : {16, 264, 512, 1008, 1024, 5120, 14336, 18944, 28672}) {
-    for (int64_t n : {1, 2, 7, 264, 4097}) {
+    for (int64_t n : {1, 2, 7, 264, 4097, 8451}) {
       if (n * k > 40'000'000) continue;
       for (DType dtype : {DType::kBF16, DType::kF16}) {
         SCOPED_TRACE(format("n {}, k {}, {}", n, k, dtype));

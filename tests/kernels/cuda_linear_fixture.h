@@ -92,7 +92,6 @@ class CudaLinearTest : public CudaOpTest {
     options.linear = linear;
     options.f8_weights = true;
     options.persistent_kernels = persistent_kernels;
-    gpu_state_.reset();  // which may have a claim on the device
     gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   }
 };
