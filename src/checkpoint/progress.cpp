@@ -20,29 +20,28 @@ std::string progress_line(std::string_view label, int64_t bytes_done, int64_t by
 }
 
 ProgressBar::ProgressBar(std::string label, std::FILE* out)
-    : label_(std::move(label)),
-      out_(out),
-      terminal_(::isatty(::fileno(out)) != 0),
-      begin_(Clock::now()),
-      drawn_(begin_) {}
+    : label_(std::move(label)), out_(out), terminal_(::isatty(::fileno(out)) != 0), drawn_(Clock::now()) {}
 
 void ProgressBar::update(int64_t bytes_done, int64_t bytes_total) {
   std::lock_guard lock(mutex_);
   bytes_done_ = bytes_done;
   bytes_total_ = bytes_total;
-  TimePoint now = Clock::now();
+  last_ = Clock::now();
+  if (!first_) first_ = last_;
   auto period = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000);
-  if (now - drawn_ >= period) draw(now, false);
+  if (last_ - drawn_ < period) return;
+  drawn_ = last_;
+  draw(false);
 }
 
 void ProgressBar::finish() {
   std::lock_guard lock(mutex_);
-  draw(Clock::now(), true);
+  draw(true);
 }
 
-void ProgressBar::draw(TimePoint now, bool last) {
-  drawn_ = now;
-  std::string line = progress_line(label_, bytes_done_, bytes_total_, seconds_between(begin_, now));
+void ProgressBar::draw(bool last) {
+  const double seconds = first_ ? seconds_between(*first_, last_) : 0;
+  std::string line = progress_line(label_, bytes_done_, bytes_total_, seconds);
   // ESC[K clears what a longer line left behind.
   std::fprintf(out_, "%s%s%s", terminal_ ? "\r" : "", line.c_str(), terminal_ ? "\x1b[K" : "");
   if (!terminal_ || last) std::fputc('\n', out_);

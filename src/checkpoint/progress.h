@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,20 +20,22 @@ class ProgressBar {
  public:
   explicit ProgressBar(std::string label, std::FILE* out = stderr);
 
-  // Safe from several threads; draws at most every 0.1 s on a terminal, every 5 s elsewhere.
+  // Safe from several threads; draws at most every 0.1 s on a terminal, every 5 s elsewhere. The rate is that
+  // between the first call and the last one, whatever the process did before and has done since.
   void update(int64_t bytes_done, int64_t bytes_total);
   // Draws the last state and ends the line.
   void finish();
 
  private:
-  void draw(TimePoint now, bool last);
+  void draw(bool last);
 
   std::string label_;
   std::FILE* out_;
   bool terminal_;
   std::mutex mutex_;
-  TimePoint begin_;
   TimePoint drawn_;
+  std::optional<TimePoint> first_;  // and last call of update()
+  TimePoint last_;
   int64_t bytes_done_ = 0;
   int64_t bytes_total_ = 0;
 };

@@ -140,6 +140,7 @@ Result<checkpoint::ReadStats> WeightReader::run() {
     for (const Transfer& transfer : *transfers)
       total_bytes_ += transfer.row_count * transfer.source_row_bytes();
   }
+  if (options_.progress) options_.progress(0, total_bytes_);
   RETURN_IF_ERROR(run_direct());
   RETURN_IF_ERROR(run_staged());
   stats_.seconds = seconds_between(begin, Clock::now());

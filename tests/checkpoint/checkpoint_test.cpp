@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "src/checkpoint/convert.h"
 #include "src/checkpoint/progress.h"
@@ -282,6 +284,27 @@ TEST(Progress, FileGetsPlainLines) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   EXPECT_EQ(text.find('\r'), std::string::npos);
   EXPECT_TRUE(text.starts_with("loading  0.10 / 0.10 GB  100 %")) << text;
+}
+
+// What takes time before anything is read, or behind it, is not the rate of reading.
+TEST(Progress, RateIsOfTheReadingAlone) {
+  TempDir dir;
+  std::FILE* out = std::fopen((dir / "log").c_str(), "w");
+  ASSERT_NE(out, nullptr);
+  constexpr auto kPause = std::chrono::milliseconds(300);
+  {
+    ProgressBar bar("loading", out);
+    std::this_thread::sleep_for(kPause);
+    bar.update(0, 1'000'000'000);
+    bar.update(1'000'000'000, 1'000'000'000);
+    std::this_thread::sleep_for(kPause);
+    bar.finish();
+  }
+  std::fclose(out);
+  const std::string text = read_file(dir / "log");
+  const size_t at = text.find("%  ");
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_GT(std::stod(text.substr(at + 3)), 1 / 0.3) << text;
 }
 
 }  // namespace
