@@ -560,7 +560,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
     }
     const float2 products = add_up(sums);
     if (lane == 0) end.store(products, factor, token);
-    // By now the count is there.
+    // Asked for before the first pair.
     if (has_norm(args) && threadIdx.x == 0 && walk.pair == first)
       verdict.set(readers == gridDim.x ? Verdict::kLast : Verdict::kNotLast);
   }
