@@ -59,7 +59,7 @@ class Case(unittest.TestCase):
         model = harness.smollm()
         if phase == "loading":
             model = self.slow_model
-            flags += ["--load-format", "dummy"]
+            flags += ["--load-format", "dummy", "--tokenizer", harness.smollm()]
         return Server(np, model, flags, mpi_options=RECOVERY if recovery else [], record_exits=recovery)
 
     def reach(self, server, phase):
