@@ -40,7 +40,7 @@ bool FusedRow::takes(const MatmulShape& shape) const {
 }
 
 bool FusedRow::begin(device::CudaStream& stream) {
-  if (stream_ != nullptr) (void)stream_->enter();
+  if (stream_ != nullptr && stream_ != &stream) (void)stream_->enter();
   if (!stream.enter()) return false;
   stream.put_off(this);
   stream_ = &stream;

@@ -16,77 +16,24 @@
 // stream and the norm are written by the block that was the last to read what was there.
 //
 // Sums are taken in float, in an order that depends on k alone.
-#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/f8.cuh"
+#include "kernels/cuda/device/fused_row_args.cuh"
+#include "kernels/cuda/device/fused_row_x.cuh"
 #include "kernels/cuda/device/mma.cuh"
-#include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/reduce.cuh"
-#include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/silu.cuh"
+#include "kernels/cuda/device/tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
+#include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/fused_row_kernel.h"
 #include "kernels/cuda/launch.h"
 
 namespace llm_dist::kernels::fused_row {
 namespace {
 
-constexpr int kWarps = 16;
-constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kLoadBytes = 16;                        // that a thread copies at a time
-constexpr int kStepBytes = kWarpSize * kLoadBytes;    // of a row, that a warp multiplies at a time
-constexpr int kGroup = 2;                             // steps that are waited for together
-constexpr int kGroupBytes = 2 * kGroup * kStepBytes;  // of a pair of rows
-constexpr int kRing = 4;                              // groups of a warp on their way
-// Of them, those asked for before x is: x comes behind all that a processor has asked for.
-constexpr int kRingBeforeX = 2;
-constexpr int kRingBytes = kWarps * kRing * kGroupBytes;
 constexpr int kMostShared = 225 << 10;
 static_assert(2 * kRingBytes > kMostShared);  // two blocks do not fit a processor
-constexpr int kKept = 4;  // vectors of x that a thread keeps, what is longer is read again
-constexpr int kKeptOfNorm = 2;
-
-using F8 = __nv_fp8_e4m3;
-
-// What W and x, of T at first, are multiplied as.
-template <typename T, typename W>
-struct Factors {
-  static constexpr bool kWidens = sizeof(W) == 1;
-  using X = std::conditional_t<kWidens, __half, T>;
-  static constexpr bool kLifts = !std::is_same_v<X, T>;
-  static constexpr int kLoad = kLoadBytes / sizeof(W);  // elements
-  static constexpr int kStep = kWarpSize * kLoad;
-  static constexpr int kVecs = kLoad / kVecWidth;  // of x, that belong to a load of W
-};
-template <typename W>
-constexpr int kGroupElements = kGroup * kStepBytes / sizeof(W);
-
-// What a pair of rows of W is: neighbours; one of the gate and the one of up that it lets through; or the two
-// elements of a head that are rotated together.
-enum class Kind : uint8_t { kPlain, kGated, kRotated };
-
-struct FusedRowArgs {
-  int rows;         // of W
-  int pairs;        // of them
-  int half;         // of a rotated head
-  int turn;         // from a warp's pair to its next one
-  int turn_heads;   // as halves of heads, where they are rotated
-  int turn_within;  // and what is left
-  int k;            // elements of a row
-  int groups;       // of a row
-  bool floats;      // y
-  const void* w;
-  const float* w_scales;  // of f8_e4m3
-  const void* bias;
-  const void* x;
-  void* y;
-  RowNorm norm;
-  uint32_t* readers;
-  RowRotation rotation;
-};
-
-__device__ inline bool has_norm(const FusedRowArgs& args) { return args.norm.width > 0; }
 
 // `group`: elements of a row of W.
 int x_bytes(int64_t k, int64_t group) { return static_cast<int>(ceil_div(k, group) * group * 2); }
@@ -158,8 +105,8 @@ struct WeightRing {
       for (int s = 0; s < kGroup; ++s) {
         const bool there = s * kStepBytes < left;
         const int at = there ? s * kStepBytes : 0;
-        copy_load(to + 2 * s * kStepBytes, low + at, there, policy);
-        copy_load(to + (2 * s + 1) * kStepBytes, high + at, there, policy);
+        copy_async(to + 2 * s * kStepBytes, low + at, there, policy);
+        copy_async(to + (2 * s + 1) * kStepBytes, high + at, there, policy);
       }
       low += kGroup * kStepBytes;
       high += kGroup * kStepBytes;
@@ -172,172 +119,6 @@ struct WeightRing {
     end_copies();
   }
 };
-
-// Where in shared memory the v-th eight elements of x stand: a thread takes kVecs of them for a step, and
-// neighbours' lie side by side.
-template <int kVecs>
-__device__ inline int place_of(int v) {
-  constexpr int kOfStep = kWarpSize * kVecs;
-  return v / kOfStep * kOfStep + v % kVecs * kWarpSize + v % kOfStep / kVecs;
-}
-
-// 2^(14 - e) for a largest magnitude of 2^e to 2^(e + 1), given its bits.
-__device__ inline float lift_of(uint32_t largest) {
-  constexpr uint32_t kTop = 2 * 127 + 14;
-  return __uint_as_float(min(kTop - (largest >> 23), 254u) << 23);
-}
-
-template <typename X>
-__device__ inline uint4 pack(const float (&values)[kVecWidth], float factor) {
-  uint4 packed;
-  auto* words = reinterpret_cast<uint32_t*>(&packed);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = pack_pair(X(), values[2 * i] * factor, values[2 * i + 1] * factor);
-  return packed;
-}
-
-template <typename T>
-__device__ inline void unpack(uint4 raw, float (&values)[kVecWidth]) {
-  const auto* words = reinterpret_cast<const uint32_t*>(&raw);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = pair_of(T(), words[i]);
-    values[2 * i] = pair.x;
-    values[2 * i + 1] = pair.y;
-  }
-}
-
-struct LargestAndSquares {
-  uint32_t largest;
-  float squares;
-};
-// Of the whole block.
-__device__ inline LargestAndSquares reduce_both(uint32_t largest, float squares) {
-  __shared__ LargestAndSquares partial[kWarps];
-  largest = __reduce_max_sync(kFullWarp, largest);
-  squares = warp_reduce(squares, AddOp());
-  if (threadIdx.x % kWarpSize == 0) partial[threadIdx.x / kWarpSize] = {largest, squares};
-  __syncthreads();
-  LargestAndSquares all = partial[0];
-#pragma unroll
-  for (int i = 1; i < kWarps; ++i)
-    all = {max(all.largest, partial[i].largest), all.squares + partial[i].squares};
-  return all;
-}
-
-// x to shared memory; gives what sums are to be multiplied by. meanwhile() is called when x is on its way.
-template <typename T, typename W, typename Meanwhile>
-__device__ inline float stage_x(const FusedRowArgs& args, uint4* to, Meanwhile&& meanwhile) {
-  using F = Factors<T, W>;
-  const auto* from = static_cast<const uint4*>(args.x);
-  const int vecs = args.k / kVecWidth;
-  const int places = args.groups * kGroupElements<W> / kVecWidth;
-  const int first = static_cast<int>(threadIdx.x);
-  auto load = [&](int v) { return v < vecs ? load_from_second_level(from + v) : uint4{}; };
-  uint4 kept[kKept];
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    if (i * kThreads < places) kept[i] = load(first + i * kThreads);
-  }
-  meanwhile();
-  float lift = 1;
-  if constexpr (F::kLifts) {
-    uint32_t largest = 0;  // of the elements in upper and in lower halves
-    auto look = [&](uint4 raw) {
-      for (uint32_t word : {raw.x, raw.y, raw.z, raw.w}) largest = __vmaxu2(largest, word & 0x7fff7fffu);
-    };
-#pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      if (i * kThreads < places) look(kept[i]);
-    }
-    for (int v = first + kKept * kThreads; v < vecs; v += kThreads) look(load(v));
-    lift = lift_of(reduce_both(max(largest & 0xffff0000u, largest << 16), 0).largest);
-  }
-  auto put = [&](int v, uint4 raw) {
-    if constexpr (F::kLifts) {
-      float values[kVecWidth];
-      unpack<T>(raw, values);
-      raw = pack<__half>(values, lift);
-    }
-    if (v < places) to[place_of<F::kVecs>(v)] = raw;
-  };
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    if (i * kThreads < places) put(first + i * kThreads, kept[i]);
-  }
-  for (int v = first + kKept * kThreads; v < places; v += kThreads) put(v, load(v));
-  __syncthreads();
-  return 1 / lift;
-}
-
-// The norm of x and the residual stream, likewise; their sum, as it is to be stored, to `sums`.
-template <typename T, typename W, typename Meanwhile>
-__device__ inline float stage_norm(const FusedRowArgs& args,
-                                   const uint4 (&weights)[kKeptOfNorm],
-                                   uint4* sums,
-                                   uint4* to,
-                                   Meanwhile&& meanwhile) {
-  using F = Factors<T, W>;
-  const auto* x = static_cast<const uint4*>(args.norm.x);
-  const auto* residual = static_cast<const uint4*>(args.norm.residual);
-  const int vecs = static_cast<int>(args.norm.width) / kVecWidth;
-  const int places = args.groups * kGroupElements<W> / kVecWidth;
-  const int first = static_cast<int>(threadIdx.x);
-  uint4 kept[kKeptOfNorm];
-  uint4 before[kKeptOfNorm];
-#pragma unroll
-  for (int i = 0; i < kKeptOfNorm; ++i) {
-    const int v = first + i * kThreads;
-    kept[i] = before[i] = {};
-    if (v >= vecs) continue;
-    kept[i] = load_from_second_level(x + v);
-    before[i] = load_from_second_level(residual + v);
-  }
-  meanwhile();
-  // The norm's scale is one factor of all elements: which of them is the largest is known without it.
-  auto weighted = [&](int i, float scale, float(&values)[kVecWidth]) {
-    float weight[kVecWidth];
-    unpack<T>(kept[i], values);
-    unpack<T>(weights[i], weight);
-    scale_into(values, scale, weight, values);
-  };
-  uint32_t largest = 0;
-  float squares = 0;
-#pragma unroll
-  for (int i = 0; i < kKeptOfNorm; ++i) {
-    if (i * kThreads >= vecs) continue;
-    float values[kVecWidth];
-    float other[kVecWidth];
-    unpack<T>(kept[i], values);
-    unpack<T>(before[i], other);
-    add_into<kVecWidth>(other, values, reinterpret_cast<T*>(&kept[i]));
-    add_squares<kVecWidth>(values, squares);
-    if constexpr (F::kLifts) {
-      weighted(i, 1, values);
-#pragma unroll
-      for (float value : values) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
-    }
-    if (first + i * kThreads < vecs) sums[first + i * kThreads] = kept[i];
-  }
-  const LargestAndSquares seen = reduce_both(largest, squares);
-  const float scale = norm_scale(seen.squares, static_cast<int>(args.norm.width), args.norm.epsilon);
-  const float lift = F::kLifts ? lift_of(__float_as_uint(__uint_as_float(seen.largest) * scale)) : 1.0f;
-#pragma unroll
-  for (int i = 0; i < kKeptOfNorm; ++i) {
-    if (i * kThreads >= places) continue;
-    float values[kVecWidth];
-    weighted(i, scale, values);
-    // Rounded as a norm by itself would be.
-    uint4 packed = pack<T>(values, 1);
-    if constexpr (F::kLifts) {
-      unpack<T>(packed, values);
-      packed = pack<__half>(values, lift);
-    }
-    if (first + i * kThreads < places) to[place_of<F::kVecs>(first + i * kThreads)] = packed;
-  }
-  __syncthreads();
-  return 1 / lift;
-}
 
 // Of the blocks that have read the row so far, this one included.
 __device__ inline uint32_t count_reader(uint32_t* readers) {
@@ -360,25 +141,6 @@ class Verdict {
  private:
   volatile int value_;
 };
-
-// This thread's part of what the norm leaves behind, once all blocks have read what was there before.
-template <typename T, typename W>
-__device__ inline void write_norm(const FusedRowArgs& args, const uint4* sums, const uint4* x, float factor) {
-  using F = Factors<T, W>;
-  const int vecs = static_cast<int>(args.norm.width) / kVecWidth;
-#pragma unroll 2
-  for (int v = static_cast<int>(threadIdx.x); v < vecs; v += kThreads) {
-    static_cast<uint4*>(args.norm.residual)[v] = sums[v];
-    uint4 packed = x[place_of<F::kVecs>(v)];
-    if constexpr (F::kLifts) {
-      float values[kVecWidth];
-      unpack<__half>(packed, values);
-      packed = pack<T>(values, factor);
-    }
-    static_cast<uint4*>(args.norm.out)[v] = packed;
-  }
-  if (threadIdx.x == 0) *args.readers = 0;
-}
 
 // A load of either row with the elements of x that belong to them. Sums are kept apart, so that little
 // follows from one another.
@@ -564,7 +326,10 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
     if (has_norm(args) && threadIdx.x == 0 && walk.pair == first)
       verdict.set(readers == gridDim.x ? Verdict::kLast : Verdict::kNotLast);
   }
-  if (has_norm(args) && verdict.is_last()) write_norm<T, W>(args, sums_of_norm, x, factor);
+  if (has_norm(args) && verdict.is_last()) {
+    write_norm<T, W>(args, sums_of_norm, x, factor);
+    if (threadIdx.x == 0) *args.readers = 0;
+  }
 #endif
 }
 

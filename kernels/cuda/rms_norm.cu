@@ -107,11 +107,6 @@ RowNorms norms_of(const AddRmsNormParams& params) {
           .out_stride = params.out.stride(0)};
 }
 
-bool is_put_off(CudaOpState& state, device::CudaStream& stream, const RowNorms& norms) {
-  if (norms.rows != 1 || norms.of_first.dtype == DType::kF32) return false;
-  return state.fused_row().put_off(norms.of_first, stream);
-}
-
 }  // namespace
 
 cudaError_t launch_row_norm(const RowNorm& norm, cudaStream_t stream) {
@@ -153,7 +148,8 @@ void add_rms_norm_cuda(OpState& state, device::Stream& stream, const AddRmsNormP
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.x.numel() == 0) return;
   const RowNorms norms = norms_of(params);
-  if (is_put_off(as_cuda_state(state), cuda, norms) || !cuda.enter()) return;
+  if (norms.rows == 1 && as_cuda_state(state).fused_row().put_off(norms.of_first, cuda)) return;
+  if (!cuda.enter()) return;
   launch_add_norm(
       norms, is_vectorizable(params.x, params.residual, params.weight, params.out), cuda.handle());
   cuda.check(cudaGetLastError(), "add_rms_norm");

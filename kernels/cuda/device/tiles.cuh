@@ -23,6 +23,21 @@ __device__ inline void copy_async(uint4* to, const void* from, bool there) {
                :
                : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0));
 }
+// The same with how long L2 should keep them (device/tma.cuh). `to`: a shared address.
+__device__ inline void copy_async(uint32_t to, const void* from, bool there, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n" ::"r"(to),
+               "l"(from),
+               "r"(there ? 16 : 0),
+               "l"(policy)
+               : "memory");
+}
+// What this thread has copied since the last call is a group.
+__device__ inline void end_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Returns when at most kLeft of this thread's groups are on their way, the youngest.
+template <int kLeft>
+__device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kLeft) : "memory");
+}
 // This thread's copies have arrived; others' once a barrier of the block is passed too.
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
