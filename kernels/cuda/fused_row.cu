@@ -127,21 +127,6 @@ __device__ inline uint32_t count_reader(uint32_t* readers) {
   return before + 1;
 }
 
-// Whether this block was the last to read the row: one thread finds out, all want to know.
-class Verdict {
- public:
-  enum : int { kUnknown, kNotLast, kLast };
-  __device__ void set(int value) { value_ = value; }
-  __device__ bool is_last() const {
-    int value = kUnknown;
-    while (value == kUnknown) value = value_;
-    return value == kLast;
-  }
-
- private:
-  volatile int value_;
-};
-
 // A load of either row with the elements of x that belong to them. Sums are kept apart, so that little
 // follows from one another.
 template <typename T, typename W>
@@ -263,8 +248,7 @@ template <typename T, typename W, Kind kKind>
 __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ FusedRowArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint4 shared[];
-  __shared__ Verdict verdict;
-  if (threadIdx.x == 0) verdict.set(Verdict::kUnknown);
+  __shared__ bool is_last;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   uint4* x = shared;
@@ -294,8 +278,8 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
   };
   const float factor = has_norm(args) ? stage_norm<T, W>(args, norm_weights, sums_of_norm, x, load_the_rest)
                                       : stage_x<T, W>(args, x, load_the_rest);
-  uint32_t readers = 0;
-  if (has_norm(args) && threadIdx.x == 0) readers = count_reader(args.readers);
+  // The last warp has the fewest pairs, and so time to wait for the count.
+  if (has_norm(args) && threadIdx.x == kThreads - 1) is_last = count_reader(args.readers) == gridDim.x;
   int slot = 0;
 #pragma unroll 1
   for (PairWalk<kKind> walk(args, first); walk.pair < args.pairs; walk.advance(args)) {
@@ -322,11 +306,10 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
     }
     const float2 products = add_up(sums);
     if (lane == 0) end.store(products, factor, token);
-    // Asked for before the first pair.
-    if (has_norm(args) && threadIdx.x == 0 && walk.pair == first)
-      verdict.set(readers == gridDim.x ? Verdict::kLast : Verdict::kNotLast);
   }
-  if (has_norm(args) && verdict.is_last()) {
+  if (!has_norm(args)) return;
+  __syncthreads();
+  if (is_last) {
     write_norm<T, W>(args, sums_of_norm, x, factor);
     if (threadIdx.x == 0) *args.readers = 0;
   }
