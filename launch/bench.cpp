@@ -66,6 +66,7 @@ RunCommand add_bench(CLI::App& program) {
                                         add_bench_throughput(*bench),
                                         add_bench_serve(*bench),
                                         add_bench_kernels(*bench),
+                                        add_bench_load(*bench),
                                         add_bench_comm(*bench)};
   return [commands] {
     for (const BenchCommand& command : commands) {

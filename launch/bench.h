@@ -17,6 +17,7 @@ BenchCommand add_bench_latency(CLI::App& bench);
 BenchCommand add_bench_throughput(CLI::App& bench);
 BenchCommand add_bench_comm(CLI::App& bench);
 BenchCommand add_bench_kernels(CLI::App& bench);
+BenchCommand add_bench_load(CLI::App& bench);
 BenchCommand add_bench_serve(CLI::App& bench);
 
 // Of the subcommands that load a model and run prompts.

@@ -16,7 +16,7 @@ import harness  # noqa: E402
 from harness import run  # noqa: E402
 
 COMMANDS = (["serve"], ["generate"], ["plan"], ["convert"], ["doctor"], ["bench"], ["bench", "latency"],
-            ["bench", "comm"], ["coordinator"], ["submit"], ["jobs"], ["logs"])
+            ["bench", "load"], ["bench", "comm"], ["coordinator"], ["submit"], ["jobs"], ["logs"])
 
 
 def flags_of(*command):
@@ -71,7 +71,7 @@ class Bash(Folder):
         self.assertIn("serve", self.completions("s"))
         self.assertIn("doctor", self.completions(""))
         self.assertNotIn("keep", self.completions(""))
-        self.assertLessEqual({"latency", "throughput", "kernels", "comm"}, set(self.completions("bench", "")))
+        self.assertLessEqual({"latency", "throughput", "kernels", "load", "comm"}, set(self.completions("bench", "")))
         self.assertEqual(self.completions("bench", "lat"), ["latency"])
 
     def test_values(self):

@@ -1,4 +1,4 @@
-"""`bench comm`, `bench kernels` and --profile: what they write under mpirun, and that it adds up."""
+"""`bench comm`, `bench kernels`, `bench load` and --profile: what they write under mpirun, and that it adds up."""
 import json
 import pathlib
 import tempfile
@@ -106,6 +106,29 @@ class Bench(unittest.TestCase):
                 self.assertNotEqual(done.returncode, 0)
                 self.assertEqual(len(harness.our_lines(done.stderr)), 1, done.stderr)
                 self.assertIn(str(arguments[1]), done.stderr)
+
+    def test_load(self):
+        result, done = self.written(["bench", "load", harness.smollm(), "--tp", 2, *SMALL], "--save-result")
+        self.assertEqual([row["rank"] for row in result["ranks"]], [0, 1])
+        for row in result["ranks"]:
+            rate = row["bytes_read"] / row["seconds"] * 1e-9
+            self.assertAlmostEqual(row["gb_per_second"] / rate, 1, places=6)
+            self.assertGreater(row["host_copy_gb_per_second"], 0)
+            self.assertEqual(row["to_device_gb_per_second"], 0)  # the host's memory is the device's
+            self.assertAlmostEqual(row["ceiling_fraction"], rate / row["host_copy_gb_per_second"], places=6)
+            self.assertGreater(row["requests"], 0)
+        # Both ranks together read each tensor, and the norms' few bytes twice.
+        read = sum(row["bytes_read"] for row in result["ranks"])
+        self.assertEqual([host["bytes_read"] for host in result["hosts"]], [read])
+        self.assertLessEqual(result["model_bytes"], read)
+        self.assertLess(read, 1.02 * result["model_bytes"])
+        self.assertIn("of ceiling", done.stdout)
+
+    def test_load_of_made_up_weights_is_refused_with_one_line(self):
+        done = harness.run(["bench", "load", harness.smollm(), "--load-format", "dummy", "--tp", 2], np=2)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(len(harness.our_lines(done.stderr)), 1, done.stderr)
+        self.assertIn("--load-format dummy", done.stderr)
 
     def test_kernels(self):
         result, done = self.written(

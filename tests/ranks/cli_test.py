@@ -47,7 +47,7 @@ class Help(unittest.TestCase):
 
     def test_each_command_has_help_with_an_example(self):
         for command in (["generate"], ["plan"], ["convert"], ["doctor"], ["bench", "latency"], ["bench", "throughput"],
-                        ["bench", "kernels"], ["bench", "comm"]):
+                        ["bench", "kernels"], ["bench", "load"], ["bench", "comm"]):
             with self.subTest(command=command):
                 done = run([*command, "--help"])
                 self.assertEqual(done.returncode, 0)
