@@ -135,7 +135,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
   wait_for_previous();
   const Exchange<S> exchange{memory, warp};
-  const Output<T> result{args, scales, bias, y};
   Cursor<S::kCount> cursor;
   while (at < end) {
     const int strip = at / args.steps;
@@ -143,6 +142,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const bool has_first = at == strip * args.steps;
     const bool has_last = strip_end <= end;
     const int count = min(strip_end, end) - at;
+    const StripOutput<T, S> output(args, scales, bias, y, strip * S::kStripRows);
     float sums[S::kTokens / 2] = {};
     add_products(T(), count, stages, cursor, sums);
     at += count;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       continue;
     }
     if (!has_last) exchange.add_others(range + 1, ranges.next_from(range, strip_end), sums);
-    result.store_strip(strip * S::kStripRows, sums);
+    output.store([](int) { return true; }, [&](int group) { return sums_of_group(sums, group); });
   }
 #endif
 }

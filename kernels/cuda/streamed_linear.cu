@@ -1,8 +1,10 @@
 // A block takes a strip of 64 rows of W and all or a part of its columns. The blocks of one strip are a
-// cluster and add up what each has through their shared memory, in the order of the columns.
+// cluster: each sends the others the sums that they are to add up, and adds up its own share of y, in the
+// order of the columns. At its end a block waits for what it is sent, and for nothing else.
 //
 // The form that gives every block the same work: even_linear.cu.
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/streamed_launch.cuh"
@@ -22,18 +24,73 @@ constexpr int64_t kMostRows = 64;
 constexpr int64_t kMostRowsOfF8 = 32;
 constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
 
-// What a block does.
+// What a block does: of 2^log_parts parts of a strip one.
 struct Share {
   int strip;
   int part;
   int begin;  // steps [begin, end)
   int end;
-  __device__ Share(int steps, int parts)
-      : strip(static_cast<int>(blockIdx.x) / parts),
-        part(static_cast<int>(blockIdx.x) % parts),
-        begin(part * steps / parts),
-        end((part + 1) * steps / parts) {}
+  __device__ Share(int steps, int log_parts)
+      : strip(static_cast<int>(blockIdx.x) >> log_parts),
+        part(static_cast<int>(blockIdx.x) - (strip << log_parts)),
+        begin(part * steps >> log_parts),
+        end((part + 1) * steps >> log_parts) {}
   __device__ int count() const { return end - begin; }
+};
+
+// Which block of a cluster adds up what: the groups of eight tokens, all warps' one after the other, are
+// dealt out.
+template <typename S>
+struct Deal {
+  static constexpr int kGroups = S::kTokens / 8;  // of a warp
+  static constexpr int kAllGroups = S::kWarps * kGroups;
+  static constexpr uint32_t kGroupBytes = kWarpSize * sizeof(float4);
+  // Of the most blocks, each of which adds up a group at most.
+  static_assert(kMostParts * kGroupBytes <= S::kSentBytes && kAllGroups * kGroupBytes <= S::kSentBytes);
+
+  uint32_t sent;  // a shared address: this thread's first place
+  uint64_t* arrived;
+  int log_parts;
+  int part;
+  int first_group = warp_number() * kGroups;  // of this warp's
+
+  __device__ int parts() const { return 1 << log_parts; }
+  __device__ uint32_t turns() const { return (kAllGroups + parts() - 1) >> log_parts; }
+  __device__ int owner(int group) const { return (first_group + group) & (parts() - 1); }
+  // Where the block that adds up a group has the sums of block `from`.
+  __device__ uint32_t place(int group, int from) const {
+    const uint32_t turn = (first_group + group) >> log_parts;
+    return sent + (from * turns() + turn) * kGroupBytes;
+  }
+  // One thread says what this block will be sent.
+  __device__ void expect() const {
+    const int mine = (kAllGroups + parts() - 1 - part) >> log_parts;
+    barrier_arrive_expecting(arrived, mine * (parts() - 1) * kGroupBytes);
+  }
+  __device__ void send(const float (&sums)[S::kTokens / 2]) const {
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int to = owner(group);
+      if (to != part) send_to_block(place(group, part), sums_of_group(sums, group), arrived, to);
+    }
+  }
+  __device__ void await() const { barrier_wait(arrived, 0); }
+  // Of a group that this block adds up.
+  __device__ float4 whole(const float (&sums)[S::kTokens / 2], int group) const {
+    const float4 mine = sums_of_group(sums, group);
+    uint32_t at = place(group, 0);
+    float4 all = part == 0 ? mine : load_sent(at);
+#pragma unroll 1
+    for (int from = 1; from < parts(); ++from) {
+      at += turns() * kGroupBytes;
+      const float4 some = from == part ? mine : load_sent(at);
+      all.x += some.x;
+      all.y += some.y;
+      all.z += some.z;
+      all.w += some.w;
+    }
+    return all;
+  }
 };
 
 template <typename T, typename S>
@@ -44,52 +101,42 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                   const float* scales,
                   const T* bias,
                   void* y,
-                  int parts) {
+                  int log_parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
+  __shared__ uint64_t arrived;
+  if (threadIdx.x == 0) barrier_init(&arrived, 1);
   const S stages = S::make(raw, barriers);
+  if (log_parts > 0) arrive_at_cluster();
   let_next_start();
-  const Share share(args.steps, parts);
+  const Share share(args.steps, log_parts);
   const int warp = warp_number();
   if (warp == S::kBringer) {
     if (threadIdx.x % kWarpSize == 0)
       bring_tiles(w, x, args, {share.strip, share.begin}, share.count(), stages);
     __syncwarp();
     wait_for_previous();
-    if (parts > 1) {
-      meet_cluster();
-      meet_cluster();
-    }
+    if (log_parts > 0) await_cluster();
     return;
   }
+  const Deal<S> deal{.sent = shared_address(stages.sent() + threadIdx.x % kWarpSize),
+                     .arrived = &arrived,
+                     .log_parts = log_parts,
+                     .part = share.part};
+  if (threadIdx.x == 0) deal.expect();
   wait_for_previous();
+  const StripOutput<T, S> output(args, scales, bias, y, share.strip * S::kStripRows);
   float sums[S::kTokens / 2] = {};
   Cursor<S::kCount> cursor;
+  if (log_parts > 0) await_cluster();
   add_products(T(), share.count(), stages, cursor, sums);
-  const Output<T> result{args, scales, bias, y};
-  const int first_row = share.strip * S::kStripRows;
-  if (parts == 1) return result.store_strip(first_row, sums);
-  barrier_of_group(0);  // no stage is read any more
-  float2* mine = reinterpret_cast<float2*>(stages.memory) + threadIdx.x;
-#pragma unroll
-  for (int p = 0; p < S::kTokens / 4; ++p)
-    mine[p * S::kMultipliers] = make_float2(sums[2 * p], sums[2 * p + 1]);
-  meet_cluster();
-  const int units = result.units(S::kTokens);
-  for (int unit = 0; unit < units; ++unit) {
-    if ((warp * units + unit) % parts != share.part) continue;
-    result.store_unit(first_row, unit, [&](int p) {
-      float2 whole = {0, 0};
-      for (int block = 0; block < parts; ++block) {
-        const float2 some = load_from_block(mine + p * S::kMultipliers, block);
-        whole.x += some.x;
-        whole.y += some.y;
-      }
-      return whole;
-    });
+  if (log_parts > 0) {
+    deal.send(sums);
+    deal.await();
   }
-  meet_cluster();  // others may still be reading
+  output.store([&](int group) { return deal.owner(group) == share.part; },
+               [&](int group) { return deal.whole(sums, group); });
 #endif
 }
 
@@ -133,7 +180,9 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
   return with_stages(shape, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    return launch_streamed<T>(stream_linear<T, S>, stages, call, strips_of<S>(shape) * parts, parts, parts);
+    const int log_parts = std::countr_zero(static_cast<unsigned>(parts));
+    return launch_streamed<T>(
+        stream_linear<T, S>, stages, call, strips_of<S>(shape) * parts, parts > 1 ? parts : 0, log_parts);
   });
 }
 

@@ -12,18 +12,36 @@ __device__ inline void meet_cluster() {
       "barrier.cluster.wait.acquire.aligned;\n" ::
           : "memory");
 }
-// What stands at this place of another block's shared memory.
-__device__ inline float2 load_from_block(const float2* mine, int block) {
-  float2 value;
+// In two parts, for blocks that only want to know that all have begun: a release waits for what was written.
+// Barriers (device/tma.cuh) that barrier_init_done() has made known are known behind it.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
+__device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Sends 16 bytes to this shared address of a block, which must have begun; they arrive at its barrier that
+// stands at this barrier's place.
+__device__ inline void send_to_block(uint32_t mine, float4 value, uint64_t* barrier, int block) {
   asm volatile(
       "{\n"
-      ".reg .u32 there;\n"
-      "mapa.shared::cluster.u32 there, %2, %3;\n"
-      "ld.shared::cluster.v2.f32 {%0, %1}, [there];\n"
-      "}\n"
-      : "=f"(value.x), "=f"(value.y)
-      : "r"(shared_address(mine)), "r"(block)
+      ".reg .u32 there, barrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %6;\n"
+      "mapa.shared::cluster.u32 barrier, %5, %6;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%1, %2, %3, %4}, [barrier];\n"
+      "}\n" ::"r"(mine),
+      "f"(value.x),
+      "f"(value.y),
+      "f"(value.z),
+      "f"(value.w),
+      "r"(shared_address(barrier)),
+      "r"(block)
       : "memory");
+}
+// What came to a shared address.
+__device__ inline float4 load_sent(uint32_t mine) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(mine)
+               : "memory");
   return value;
 }
 // Arrives at the barrier (device/tma.cuh) that stands at this place of a block's shared memory, its own or

@@ -26,9 +26,9 @@ __device__ inline int count_arrival(int32_t* arrivals) {
 
 // Merges `count` results of a piece by `threads` neighbouring lanes, each of which loads every `threads`-th,
 // so that few loads wait for each other; all those lanes get the merged one. All lanes of a warp call it.
-template <typename Load>
+// kBatch: loads on their way at once.
+template <int kBatch, typename Load>
 __device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
-  constexpr int kBatch = 8;  // of loads on their way at once
   Piece merged;
   auto add = [&](const Piece& other, float base) {
     const float weight = exp2f(other.end.x - base);
@@ -79,15 +79,14 @@ __device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
 }
 
 // Calls take(piece, merged) for each of `pieces`, on one thread, with the results of `count` sources that
-// load(piece, source, result) gives. All kThreads threads of
-// the block call it.
-template <int kThreads, typename Load, typename Take>
+// load(piece, source, result) gives. All kThreads threads of the block call it.
+template <int kThreads, int kBatch, typename Load, typename Take>
 __device__ inline void merge_block(int pieces, int count, Load&& load, Take&& take) {
   int threads = 1;  // of a piece
   while (2 * threads * pieces <= kThreads && 2 * threads <= kWarpSize) threads *= 2;
   for (int first = 0; first < pieces; first += kThreads / threads) {
     const int piece = first + static_cast<int>(threadIdx.x) / threads;
-    const Piece merged = merge_pieces(
+    const Piece merged = merge_pieces<kBatch>(
         count, threads, [&](int source, Piece& loaded) { load(min(piece, pieces - 1), source, loaded); });
     if (piece < pieces && threadIdx.x % threads == 0) take(piece, merged);
   }

@@ -1,6 +1,12 @@
 // What becomes of a strip's sums (streamed_products.cuh): scale, bias and gate where there are any, then
 // stores.
+//
+// Memory has nothing to do meanwhile, and few warps run, so that each instruction takes as long as it takes.
+// Therefore what a strip's end needs is fetched before its products, what is the same for all sums is found
+// out once, and the code is short: instructions come from memory, too.
 #pragma once
+
+#include <algorithm>
 
 #include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/silu.cuh"
@@ -9,81 +15,115 @@
 
 namespace llm_dist::kernels::streamed {
 
-// y [token, column]; a column is a row of W, or one of the gate and one that it lets through.
-template <typename T>
-struct Output {
-  const StreamArgs& args;
-  const float* scales;  // of W's rows, or none
-  const T* bias;
-  void* y;
+// y [token, column]; a column is a row of W, or one of the gate and one that it lets through. A thread has
+// two rows of the strip, eight apart and in a gated strip such a pair, and two tokens of every eight
+// (device/wgmma.cuh).
+template <typename T, typename S>
+class StripOutput {
+ public:
+  static constexpr int kGroups = S::kTokens / 8;
 
-  // The sums of a token (even) and the next with their scales and the bias of their row of W.
-  __device__ float2 finished(int row, int token, float2 sums) const {
-    const float scale = scales == nullptr ? 1.0f : scales[row];
-    const float offset = bias == nullptr ? 0.0f : to_float_dev(bias[row]);
-    float2 of_x{1, 1};
-    if (args.x_scales != nullptr) of_x = *reinterpret_cast<const float2*>(args.x_scales + token);
-    return make_float2(sums.x * (scale * of_x.x) + offset, sums.y * (scale * of_x.y) + offset);
-  }
-  // `low`, `high`: of columns `column` (even) and the next.
-  __device__ void store(int token, int column, float low, float high) const {
-    if (token >= args.rows || column >= args.columns) return;
-    const bool both = column + 1 < args.columns;
-    const int64_t at = token * args.y_stride + column;
-    if (args.floats) {
-      float* to = static_cast<float*>(y) + at;
-      if (both) {
-        *reinterpret_cast<float2*>(to) = make_float2(low, high);
-      } else {
-        *to = low;
-      }
-    } else {
-      T* to = static_cast<T*>(y) + at;
-      if (both) {
-        *reinterpret_cast<uint32_t*>(to) = pack_pair(T(), low, high);
-      } else {
-        *to = from_float_dev<T>(low);
-      }
-    }
-  }
-  // The values of `token` and the next in `column`, from a warp's lanes as wgmma lays them out: lanes of
-  // neighbouring columns swap one, so that each has two columns of a token.
-  __device__ void store_pair(int token, int column, float2 values) const {
-    const int odd = column % 2;
-    const float got = __shfl_xor_sync(0xffffffffu, odd ? values.x : values.y, 4);
-    store(token + odd, column - odd, odd ? got : values.x, odd ? values.y : got);
-  }
-
-  // Of kTokens tokens: what store_unit() takes at a time.
-  __device__ int units(int tokens) const { return args.gated ? tokens / 8 : tokens / 4; }
-  // Of a strip, whose rows come before it number `first_row`. pair_of(p): the sums of a row of W and two
-  // tokens; a thread has two rows of eight tokens after eight.
-  template <typename PairOf>
-  __device__ void store_unit(int first_row, int unit, PairOf&& pair_of) const {
+  // `first_row`: so many rows come before the strip's. `scales`: of W's rows, or none.
+  __device__ StripOutput(const StreamArgs& args, const float* scales, const T* bias, void* y, int first_row)
+      : args_(args), y_(y), has_bias_(bias != nullptr) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int group = (first_row / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
-    const int token = (args.gated ? unit : unit / 2) * 8 + lane % 4 * 2;
-    if (args.gated) {
-      const int column = group + lane / 4;
-      const bool inside = column < args.columns;
-      const float2 gate = finished(inside ? column : 0, token, pair_of(2 * unit));
-      const float2 up = finished(inside ? args.columns + column : 0, token, pair_of(2 * unit + 1));
-      return store_pair(token, column, make_float2(silu(gate.x) * up.x, silu(gate.y) * up.y));
-    }
-    const int column = 2 * group + unit % 2 * 8 + lane / 4;
-    store_pair(token, column, finished(column < args.columns ? column : 0, token, pair_of(unit)));
-  }
-  // All of it, from the sums of one block.
-  template <int kSums>
-  __device__ void store_strip(int first_row, const float (&sums)[kSums]) const {
-    constexpr int kPairs = kSums / 2;
-    const int count = units(2 * kSums);
+    const int pair_of_rows = (first_row / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
+    const int row_in_group = lane / 4;
+    odd_ = row_in_group % 2 == 1;
+    token_ = lane % 4 * 2;
+    const int rows[2] = {(args.gated ? pair_of_rows : 2 * pair_of_rows) + row_in_group,
+                         args.gated ? args.columns + pair_of_rows + row_in_group
+                                    : 2 * pair_of_rows + kGroupRows + row_in_group};
+    column_ = rows[0] - odd_;
 #pragma unroll
-    for (int unit = 0; unit < kPairs; ++unit) {
-      if (unit == count) return;
-      store_unit(first_row, unit, [&](int p) { return make_float2(sums[2 * p], sums[2 * p + 1]); });
+    for (int h = 0; h < 2; ++h) {
+      const int column = args.gated ? rows[0] : rows[h];
+      inside_[h] = std::clamp(args.columns - (column - odd_), 0, 2);
+      const bool is_there = column < args.columns;
+      if (scales != nullptr && is_there) scales_[h] = scales[rows[h]];
+      if (has_bias_ && is_there) bias_[h] = bias[rows[h]];
+    }
+    if constexpr (S::kF8) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group)
+        of_x_[group] = *reinterpret_cast<const float2*>(args.x_scales + 8 * group + token_);
     }
   }
+
+  // sums_of(i): this thread's sums of the i-th eight tokens, two of either row. is_mine(i): whether this warp
+  // stores them.
+  template <typename IsMine, typename SumsOf>
+  __device__ void store(IsMine&& is_mine, SumsOf&& sums_of) const {
+    if (args_.gated) {
+      if (args_.floats) return store_as<true, float>(is_mine, sums_of);
+      return store_as<true, T>(is_mine, sums_of);
+    }
+    if (args_.floats) return store_as<false, float>(is_mine, sums_of);
+    store_as<false, T>(is_mine, sums_of);
+  }
+
+ private:
+  __device__ float2 finished(int h, int group, float2 sums) const {
+    float2 factors = {scales_[h], scales_[h]};
+    if constexpr (S::kF8) factors = {scales_[h] * of_x_[group].x, scales_[h] * of_x_[group].y};
+    const float offset = has_bias_ ? to_float_dev(bias_[h]) : 0.0f;
+    return make_float2(sums.x * factors.x + offset, sums.y * factors.y + offset);
+  }
+  // From two tokens of a column to two columns of a token: lanes of neighbouring columns swap one value.
+  __device__ float2 turned(float2 of_tokens) const {
+    const float got = __shfl_xor_sync(0xffffffffu, odd_ ? of_tokens.x : of_tokens.y, 4);
+    return odd_ ? make_float2(got, of_tokens.y) : make_float2(of_tokens.x, got);
+  }
+  // `inside`: how many of the two columns y has.
+  __device__ static void put(float* to, int inside, float2 values) {
+    if (inside == 2) *reinterpret_cast<float2*>(to) = values;
+    if (inside == 1) *to = values.x;
+  }
+  __device__ static void put(T* to, int inside, float2 values) {
+    if (inside == 2) *reinterpret_cast<uint32_t*>(to) = pack_pair(T(), values.x, values.y);
+    if (inside == 1) *to = from_float_dev<T>(values.x);
+  }
+  template <bool kGated, typename Out, typename IsMine, typename SumsOf>
+  __device__ void store_as(IsMine&& is_mine, SumsOf&& sums_of) const {
+    const int first_token = token_ + odd_;
+    Out* to = static_cast<Out*>(y_) + first_token * args_.y_stride + column_;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group, to += 8 * args_.y_stride) {
+      if (8 * group >= args_.rows) break;
+      if (!is_mine(group)) continue;
+      const float4 sums = sums_of(group);
+      const float2 low = finished(0, group, make_float2(sums.x, sums.y));
+      const float2 high = finished(1, group, make_float2(sums.z, sums.w));
+      const bool is_token = 8 * group + first_token < args_.rows;
+      if constexpr (kGated) {
+        const float2 values = turned(make_float2(silu_approx(low.x) * high.x, silu_approx(low.y) * high.y));
+        if (is_token) put(to, inside_[0], values);
+      } else {
+        const float2 values[2] = {turned(low), turned(high)};
+        if (is_token) {
+          put(to, inside_[0], values[0]);
+          put(to + kGroupRows, inside_[1], values[1]);
+        }
+      }
+    }
+  }
+
+  const StreamArgs& args_;
+  void* y_;
+  bool has_bias_;
+  int odd_;     // of its two columns of y this thread computes the second
+  int token_;   // the first of a group's
+  int column_;  // of y, where the lower row's pair begins
+  int inside_[2];
+  float scales_[2] = {1, 1};
+  T bias_[2] = {};
+  float2 of_x_[S::kF8 ? kGroups : 1];
 };
+
+// A thread's sums of the i-th eight tokens.
+template <int kSums>
+__device__ inline float4 sums_of_group(const float (&sums)[kSums], int i) {
+  return make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+}
 
 }  // namespace llm_dist::kernels::streamed

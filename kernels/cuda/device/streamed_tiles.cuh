@@ -65,6 +65,8 @@ struct Stages {
   static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
   static constexpr int kCount = (kMostSharedBytes / kBlocks - kTileAlignment) / kBytes;
   static constexpr int kSharedBytes = kCount * kBytes + kTileAlignment;
+  // Behind the stages, where the blocks of a cluster send each other sums (streamed_linear.cu).
+  static constexpr int kSentBytes = kTokens < 16 ? 4096 : kTokens * 256;
   static_assert(kCount >= 2);
   std::byte* memory;
   uint64_t* full;
@@ -91,6 +93,7 @@ struct Stages {
   __device__ std::byte* x(int stage, int box) const {
     return memory + stage * kBytes + kBoxes * kWeightBytes + box * kXBytes;
   }
+  __device__ float4* sent() const { return reinterpret_cast<float4*>(memory + kCount * kBytes); }
 };
 
 // A stage's columns of a strip.
