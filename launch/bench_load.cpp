@@ -5,53 +5,72 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "launch/bench.h"
 #include "launch/memory_ceiling.h"
 #include "launch/stream_timer.h"
+#include "src/model/weight_reader.h"
 
 namespace llm_dist::launch {
 namespace {
 
-// Of what the engine's loader has on its way, and of a source that no cache holds.
-constexpr int64_t kRingBytes = int64_t{64} << 20;
-constexpr int64_t kSourceBytes = int64_t{1} << 30;
-constexpr int kCopies = 32;
+constexpr int64_t kSourceBytes = int64_t{1} << 30;  // of a host: more than caches hold
+constexpr int64_t kDeviceBytes = int64_t{64} << 20;
+constexpr int kDeviceCopies = 64;
 
-// From pinned memory. 0 where the host writes the device's memory itself.
-Result<double> to_device_bandwidth(device::Backend& backend) {
-  if (backend.host_addressable()) return 0.0;
-  ASSIGN_OR_RETURN(StreamTimer timer, StreamTimer::create(backend, "copies"));
-  ASSIGN_OR_RETURN(device::Buffer from, backend.allocate(kRingBytes, device::MemoryKind::kPinned));
-  ASSIGN_OR_RETURN(device::Buffer to, backend.allocate(kRingBytes, device::MemoryKind::kDevice));
-  ASSIGN_OR_RETURN(double seconds, timer.mean_of(kCopies, [&] {
-    timer.stream().copy(to.view(DType::kU8, {kRingBytes}), from.view(DType::kU8, {kRingBytes}));
-  }));
-  return static_cast<double>(kRingBytes) / seconds;
-}
+// Of copies from pinned memory; 0 where the host writes the device's memory itself.
+class DeviceCopies {
+ public:
+  static Result<DeviceCopies> create(device::Backend& backend) {
+    DeviceCopies made;
+    if (backend.host_addressable()) return made;
+    ASSIGN_OR_RETURN(made.from_, backend.allocate(kDeviceBytes, device::MemoryKind::kPinned));
+    ASSIGN_OR_RETURN(made.to_, backend.allocate(kDeviceBytes, device::MemoryKind::kDevice));
+    ASSIGN_OR_RETURN(made.timer_, StreamTimer::create(backend, "copies"));
+    return made;
+  }
+  Result<double> bytes_per_second() {
+    if (!timer_) return 0.0;
+    ASSIGN_OR_RETURN(double seconds, timer_->mean_of(kDeviceCopies, [&] {
+      timer_->stream().copy(to_.view(DType::kU8, {kDeviceBytes}), from_.view(DType::kU8, {kDeviceBytes}));
+    }));
+    return static_cast<double>(kDeviceBytes) / seconds;
+  }
 
-// This rank's, while the other ranks measure theirs: they load at the same time, too.
+ private:
+  device::Buffer from_;
+  device::Buffer to_;
+  std::optional<StreamTimer> timer_;  // behind what its copies touch
+};
+
+// This rank's. Each plain copy is measured while the other ranks measure theirs: they load at the same time,
+// too.
 Result<nlohmann::json> measure_rank(RankProcess& process) {
   const checkpoint::ReadStats& read = process.engine().load_stats();
+  const comm::HostInfo& host = process.world().hosts()[static_cast<size_t>(process.rank())];
   const int threads = process.engine().options().load_threads;
+  const auto held = static_cast<double>(process.engine().memory_plan().weight_bytes);
+  HostCopies host_copies(threads, kSourceBytes / host.local_size, model::WeightReader::kLotBytes);
+  ASSIGN_OR_RETURN(DeviceCopies device_copies, DeviceCopies::create(*process.device().backend));
   const Deadline deadline = Deadline::after_seconds(kMeasureSeconds);
   RETURN_IF_ERROR(process.world().barrier(deadline));
-  const double host = measured_copy_bandwidth(threads, kSourceBytes, kRingBytes);
+  const double by_host = host_copies.bytes_per_second();
   RETURN_IF_ERROR(process.world().barrier(deadline));
-  ASSIGN_OR_RETURN(const double device, to_device_bandwidth(*process.device().backend));
-  const double ceiling = device > 0 ? std::min(host, device) : host;
-  const double rate = static_cast<double>(read.bytes_read) / read.seconds;
+  ASSIGN_OR_RETURN(const double to_device, device_copies.bytes_per_second());
+  double least_seconds = static_cast<double>(read.bytes_read) / by_host;
+  if (to_device > 0) least_seconds = std::max(least_seconds, held / to_device);
   return nlohmann::json{{"rank", process.rank()},
-                        {"host", process.world().hosts()[static_cast<size_t>(process.rank())].hostname},
+                        {"host", host.hostname},
                         {"threads", threads},
-                        {"weight_bytes", read.slice_bytes},
                         {"bytes_read", read.bytes_read},
+                        {"bytes_held", held},
                         {"requests", read.requests},
                         {"seconds", read.seconds},
-                        {"gb_per_second", rate * 1e-9},
-                        {"host_copy_gb_per_second", host * 1e-9},
-                        {"to_device_gb_per_second", device * 1e-9},
-                        {"ceiling_fraction", rate / ceiling}};
+                        {"gb_per_second", static_cast<double>(read.bytes_read) / read.seconds * 1e-9},
+                        {"host_copy_gb_per_second", by_host * 1e-9},
+                        {"to_device_gb_per_second", to_device * 1e-9},
+                        {"ceiling_fraction", least_seconds / read.seconds}};
 }
 
 void print_rows(const nlohmann::json& rows) {
@@ -74,7 +93,8 @@ void print_rows(const nlohmann::json& rows) {
   }
 }
 
-// What the ranks of each host read, of the model's bytes: shards are read once, and nothing twice.
+// What the ranks of each host read, of the model's bytes. Each reads what it holds, and only norms and the
+// like are held by several.
 nlohmann::json reads_of_hosts(const nlohmann::json& rows, int64_t model_bytes) {
   std::map<std::string, int64_t> read;
   for (const nlohmann::json& row : rows)

@@ -18,8 +18,11 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr int kThreads = kDecodeWarps * kWarpSize;
-constexpr int kSharesAtOnce = 8;        // that a thread loads when it merges
 constexpr int kBytesForTwo = 80 << 10;  // of shared memory: so much leaves a processor place for two blocks
+// What a thread that merges loads at a time: from memory, and of a block's warps, which two threads mostly
+// share.
+constexpr int kSharesAtOnce = 8;
+constexpr int kWarpsAtOnce = kDecodeWarps / 2;
 
 // The block table's entries along a warp's rounds, one ahead, since an address has to wait for its entry.
 template <typename Kv, int kHeadDim>
@@ -361,15 +364,14 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
     for (int v = 0; v < 4; ++v) loaded.values[v] = at[v];
     loaded.end = at[4];
   };
-  merge_block<kThreads, kDecodeWarps / 2>(
-      pieces, kDecodeWarps, result_of, [&](int piece, const Piece& merged) {
-        if (item.num_splits == 1) return write_out(piece, merged);
-        float* to = partial_of(item.split, piece);
-        auto* values = reinterpret_cast<float2*>(to + piece % kPieces * 8);
+  merge_block<kThreads, kWarpsAtOnce>(pieces, kDecodeWarps, result_of, [&](int piece, const Piece& merged) {
+    if (item.num_splits == 1) return write_out(piece, merged);
+    float* to = partial_of(item.split, piece);
+    auto* values = reinterpret_cast<float2*>(to + piece % kPieces * 8);
 #pragma unroll
-        for (int v = 0; v < 4; ++v) values[v] = merged.values[v];
-        if (piece % kPieces == 0) *reinterpret_cast<float2*>(to + kHeadDim) = merged.end;
-      });
+    for (int v = 0; v < 4; ++v) values[v] = merged.values[v];
+    if (piece % kPieces == 0) *reinterpret_cast<float2*>(to + kHeadDim) = merged.end;
+  });
   if (item.num_splits == 1) return;
   __syncthreads();
   if (threadIdx.x == 0) arrived = count_arrival(args.plan.finished + slot);

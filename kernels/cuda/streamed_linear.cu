@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
   __shared__ uint64_t arrived;
-  if (threadIdx.x == 0) barrier_init(&arrived, 1);
+  if (threadIdx.x == 0) barrier_init(&arrived, 1);  // made known with those of the stages
   const S stages = S::make(raw, barriers);
   if (log_parts > 0) arrive_at_cluster();
   let_next_start();
@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                      .log_parts = log_parts,
                      .part = share.part};
   if (threadIdx.x == 0) deal.expect();
+  __syncwarp();
   wait_for_previous();
   const StripOutput<T, S> output(args, scales, bias, y, share.strip * S::kStripRows);
   float sums[S::kTokens / 2] = {};

@@ -9,9 +9,6 @@
 namespace llm_dist::model {
 namespace {
 
-// Large enough for one request and one copy, small enough for a ring of lots to stay in the processor's
-// cache: what is read is then copied out of there.
-constexpr int64_t kLotBytes = int64_t{2} << 20;
 constexpr int64_t kAlignment = 64;
 
 }  // namespace

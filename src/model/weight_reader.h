@@ -26,6 +26,10 @@ struct WeightRead {
 
 class WeightReader {
  public:
+  // What a thread reads at once, where it is staged: large enough for one request and one copy, small enough
+  // for a ring of lots to stay in the processor's cache, out of which it is then copied.
+  static constexpr int64_t kLotBytes = int64_t{2} << 20;
+
   WeightReader(const checkpoint::Checkpoint& checkpoint,
                device::Backend& backend,
                device::Stream& stream,

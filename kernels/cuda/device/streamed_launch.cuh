@@ -89,7 +89,6 @@ cudaError_t launch_streamed(
                         .x_scales = S::kF8 ? call.memory.code_scales : nullptr,
                         .floats = shape.out == DType::kF32,
                         .gated = shape.gated};
-  const int shared_bytes = S::kSharedBytes + (cluster_blocks > 1 ? S::kSentBytes : 0);
   const DType weight = shape.f8_weight ? DType::kF8E4M3 : shape.in;
   CUtensorMap w;
   CUtensorMap x;
@@ -106,7 +105,7 @@ cudaError_t launch_streamed(
         x);
   }
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kMostSharedBytes);
   if (S::kF8 && error == cudaSuccess)
     error = launch_quantize_rows({.in = shape.in,
                                   .x = operands.x,
@@ -123,7 +122,7 @@ cudaError_t launch_streamed(
       .grid = dim3(static_cast<unsigned>(blocks)),
       .threads = S::kThreads,
       .stream = call.stream,
-      .shared_bytes = shared_bytes,
+      .shared_bytes = cluster_blocks > 1 ? S::kMostSharedBytes : S::kSharedBytes,
       .cluster_blocks = cluster_blocks,
   };
   return launch_overlapped(kernel,

@@ -1,7 +1,8 @@
 // What becomes of a strip's sums (streamed_products.cuh): scale, bias and gate where there are any, then
 // stores.
 //
-// Memory has nothing to do meanwhile, and few warps run, so that each instruction takes as long as it takes.
+// Behind a block's last products it has nothing more to read, and few warps run, so that each instruction
+// takes as long as it takes.
 // Therefore what a strip's end needs is fetched before its products, what is the same for all sums is found
 // out once, and the code is short: instructions come from memory, too.
 #pragma once

@@ -20,11 +20,11 @@
 
 namespace llm_dist::kernels::streamed {
 
-constexpr int kProductRows = 64;             // of W: what one product takes
-constexpr int kRowBytes = 128;               // TMA's widest swizzle
-constexpr int kMostSharedBytes = 220 << 10;  // of a processor
-constexpr int kTileAlignment = 1024;         // of TMA's swizzle
-constexpr int kGroupRows = 8;                // of W, side by side in a gated strip
+constexpr int kProductRows = 64;        // of W: what one product takes
+constexpr int kRowBytes = 128;          // TMA's widest swizzle
+constexpr int kStageBytes = 220 << 10;  // of a processor's shared memory, at most
+constexpr int kTileAlignment = 1024;    // of TMA's swizzle
+constexpr int kGroupRows = 8;           // of W, side by side in a gated strip
 
 struct StreamArgs {
   int rows = 0;     // of x
@@ -63,10 +63,14 @@ struct Stages {
   static constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
   static constexpr int kXBytes = kXRows * kRowBytes;
   static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
-  static constexpr int kCount = (kMostSharedBytes / kBlocks - kTileAlignment) / kBytes;
+  static constexpr int kCount = (kStageBytes / kBlocks - kTileAlignment) / kBytes;
   static constexpr int kSharedBytes = kCount * kBytes + kTileAlignment;
-  // Behind the stages, where the blocks of a cluster send each other sums (streamed_linear.cu).
-  static constexpr int kSentBytes = kTokens < 16 ? 4096 : kTokens * 256;
+  // Behind the stages, where the blocks of a cluster send each other sums (streamed_linear.cu): of narrow
+  // strips alone.
+  static constexpr int kSentBytes = kWarpgroups > 1 ? 0 : kTokens < 16 ? 4096 : kTokens * 256;
+  static constexpr int kMostSharedBytes = kSharedBytes + kSentBytes;
+  // With barriers, and what a processor takes for itself of each block.
+  static_assert(kBlocks * (kMostSharedBytes + 2048) <= 228 << 10);
   static_assert(kCount >= 2);
   std::byte* memory;
   uint64_t* full;

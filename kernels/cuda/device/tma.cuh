@@ -14,7 +14,8 @@ namespace llm_dist::kernels {
 __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// Makes barriers that one thread has set up known to the copy engine.
+// Makes barriers that this thread has set up known to the copy engine and, once a barrier of the cluster is
+// passed, to its other blocks.
 __device__ inline void barrier_init_done() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
