@@ -1,7 +1,9 @@
 // What the CUDA ops' tests share: the module, a GPU beside the CPU, and tensors that stand on both.
 #pragma once
 
+#include <algorithm>
 #include <map>
+#include <thread>
 
 #include "kernels/cuda/cuda_module.h"
 #include "src/base/run_time_module.h"
@@ -38,7 +40,7 @@ class CudaOpTest : public testing::Test {
     ASSERT_TRUE(entry.ok()) << entry.status().to_string();
     module_ = reinterpret_cast<CudaModuleEntry>(*entry)();
     if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
-    cpu_backend_ = device::make_cpu_backend({.threads = 4});
+    cpu_backend_ = device::make_cpu_backend({.threads = options_.threads});
     gpu_backend_ = module_->make_backend(0).value();
     cpu_stream_ = cpu_backend_->make_stream("cpu");
     gpu_stream_ = gpu_backend_->make_stream("gpu");
@@ -47,8 +49,11 @@ class CudaOpTest : public testing::Test {
   }
 
   Twin twin_of(DType dtype, std::initializer_list<int64_t> shape, const std::vector<double>& values) {
+    return twin_of(std::make_shared<TestTensor>(dtype, shape, values));
+  }
+  Twin twin_of(std::shared_ptr<TestTensor> host) {
     Twin twin;
-    twin.host = std::make_shared<TestTensor>(dtype, shape, values);
+    twin.host = std::move(host);
     twin.cpu = twin.host->view();
     twin.buffer = std::make_shared<device::Buffer>(
         gpu_backend_->allocate(twin.cpu.bytes() + 64, device::MemoryKind::kDevice).value());
@@ -59,19 +64,15 @@ class CudaOpTest : public testing::Test {
     return twin;
   }
   Twin random_twin(DType dtype, std::initializer_list<int64_t> shape, double scale = 1) {
-    std::normal_distribution<double> normal(0, scale);
-    std::vector<double> values(
-        static_cast<size_t>(std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())));
-    for (double& value : values) value = normal(random_);
-    return twin_of(dtype, shape, values);
+    auto host = std::make_shared<TestTensor>(dtype, shape);
+    normals_.fill(host->view(), scale);
+    return twin_of(std::move(host));
   }
   // Poisoned, so that an element nobody wrote is seen.
   Twin output_twin(DType dtype, std::initializer_list<int64_t> shape) {
-    return twin_of(dtype,
-                   shape,
-                   std::vector<double>(static_cast<size_t>(std::accumulate(
-                                           shape.begin(), shape.end(), int64_t{1}, std::multiplies<>())),
-                                       dtype == DType::kI32 ? -7777 : 7777));
+    auto host = std::make_shared<TestTensor>(dtype, shape);
+    for (int64_t i = 0; i < host->view().numel(); ++i) host->set(i, dtype == DType::kI32 ? -7777 : 7777);
+    return twin_of(std::move(host));
   }
   Twin ints(const std::vector<int32_t>& values) {
     return twin_of(DType::kI32,
@@ -124,10 +125,14 @@ class CudaOpTest : public testing::Test {
   // Rounding differs where sums are taken in another order: two units in the last place.
   static double tolerance(DType dtype) { return dtype == DType::kF32 ? 2e-5 : 2 * rounding_of(dtype); }
 
-  const OpStateOptions options_{
-      .threads = 4, .max_tokens = 4096, .max_features = 32768, .max_sequences = 64, .vocab_size = 130000};
+  const OpStateOptions options_{.threads = std::max(4, static_cast<int>(std::thread::hardware_concurrency())),
+                                .max_tokens = 4096,
+                                .max_features = 32768,
+                                .max_sequences = 64,
+                                .vocab_size = 130000};
   const CudaModule* module_ = nullptr;
   std::mt19937_64 random_{11};
+  Normals normals_{12};
   std::unique_ptr<device::Backend> cpu_backend_;
   std::unique_ptr<device::Backend> gpu_backend_;
   std::unique_ptr<device::Stream> cpu_stream_;

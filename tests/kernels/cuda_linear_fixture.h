@@ -40,12 +40,11 @@ class CudaLinearTest : public CudaOpTest {
     std::vector<double> scales(static_cast<size_t>(n));
     for (double& value : scales) value = scale(random_) / kSize / std::sqrt(static_cast<double>(k));
     // i32 is what a twin can be filled with: four codes each.
-    F8Weight made{
-        .codes = twin_of(
-            DType::kI32, {(n * k + 3) / 4}, std::vector<double>(static_cast<size_t>((n * k + 3) / 4))),
-        .scales = twin_of(DType::kF32, {n}, scales),
-        .n = n,
-        .k = k};
+    F8Weight made{.codes = twin_of(std::make_shared<TestTensor>(
+                      DType::kI32, std::initializer_list<int64_t>{(n * k + 3) / 4})),
+                  .scales = twin_of(DType::kF32, {n}, scales),
+                  .n = n,
+                  .k = k};
     auto* codes = static_cast<uint8_t*>(made.codes.cpu.data);
     for (int64_t i = 0; i < n * k; ++i) {
       const auto code = static_cast<uint8_t>(random_() >> 56);
@@ -72,10 +71,13 @@ class CudaLinearTest : public CudaOpTest {
   enum class Rounds : uint8_t { kNothing, kSums, kRows };
   // In float, so that what was rounded once is not rounded again.
   Twin as_floats(const Twin& twin) {
-    std::vector<double> values;
-    for (int64_t i = 0; i < twin.cpu.numel(); ++i) values.push_back(element(twin.cpu, i));
-    if (twin.cpu.rank == 1) return twin_of(DType::kF32, {twin.cpu.dim(0)}, values);
-    return twin_of(DType::kF32, {twin.cpu.dim(0), twin.cpu.dim(1)}, values);
+    const Tensor& from = twin.cpu;
+    auto host = from.rank == 1
+                    ? std::make_shared<TestTensor>(DType::kF32, std::initializer_list<int64_t>{from.dim(0)})
+                    : std::make_shared<TestTensor>(DType::kF32,
+                                                   std::initializer_list<int64_t>{from.dim(0), from.dim(1)});
+    for (int64_t i = 0; i < from.numel(); ++i) host->set(i, element(from, i));
+    return twin_of(std::move(host));
   }
   // `got` on the GPU beside floats on the CPU.
   void expect_near(const Twin& got, const Twin& expected, double tolerance) {

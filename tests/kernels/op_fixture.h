@@ -70,6 +70,27 @@ class TestTensor {
   Tensor view_;
 };
 
+// Normally distributed values by the million: a table, walked from a random place on. Its length is a prime,
+// so that no two rows of a matrix are alike.
+class Normals {
+ public:
+  explicit Normals(uint64_t seed) : random_(seed) {
+    std::normal_distribution<double> normal;
+    for (double& value : table_) value = normal(random_);
+  }
+  void fill(const Tensor& tensor, double scale) {
+    size_t at = random_() % table_.size();
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      set_element(tensor, i, scale * table_[at]);
+      if (++at == table_.size()) at = 0;
+    }
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::vector<double> table_ = std::vector<double>(65521);
+};
+
 // Every value of f8_e4m3, what lies between two, and what is beyond them all; a multiple of 16.
 inline std::vector<double> values_about_f8() {
   std::vector<double> values;
