@@ -2,9 +2,8 @@
 // stores.
 //
 // Behind a block's last products it has nothing more to read, and few warps run, so that each instruction
-// takes as long as it takes.
-// Therefore what a strip's end needs is fetched before its products, what is the same for all sums is found
-// out once, and the code is short: instructions come from memory, too.
+// takes as long as it takes. Therefore what a strip's end needs is fetched before its products, what is the
+// same for all sums is found out once, and the code is short: instructions come from memory, too.
 #pragma once
 
 #include <algorithm>
