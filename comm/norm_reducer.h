@@ -11,13 +11,20 @@ namespace llm_dist::comm {
 // residual ← residual + Σ over the ranks of x; out ← RMSNorm(residual). All contiguous, of one dtype, aligned
 // to 16 bytes; weight and epsilon are the same on all ranks.
 struct SumAndNorm {
-  Tensor x;  // [rows, hidden], this rank's term; lost
-  // In and out. Held by all ranks: [rows, hidden], the same on each. Shared: rank r of n has rows r · rows/n
-  // to (r + 1) · rows/n, [rows/n, hidden].
-  Tensor residual;
-  Tensor weight;  // [hidden]
+  Tensor x;         // [rows, hidden], this rank's term; lost
+  Tensor residual;  // [rows, hidden], the same on every rank; in and out
+  Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
-  Tensor out;  // [rows, hidden], all of them on every rank; may be x where ranks hold the residual
+  Tensor out;  // [rows, hidden]; may be x
+};
+
+// The same where ranks share the residual stream: rank r of n has rows r · rows/n to (r + 1) · rows/n. x
+// stands where shared_term() says.
+struct SharesAndNorm {
+  Tensor residual;  // [rows/n, hidden], in and out
+  Tensor weight;    // [hidden]
+  float epsilon = 1e-5f;
+  Tensor out;  // [rows, hidden], all of them on every rank: shared_out()
 };
 
 // A capability that a Communicator may offer. Its calls are in order with the communicator's others, under
@@ -34,11 +41,15 @@ class NormReducer {
   // The same where ranks share the residual (sequence parallelism): a reduce-scatter, the addition and the
   // norm of a share of the rows, an all-gather. `rows` of all ranks together.
   virtual bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const = 0;
-  // Where x and out of such a call have to be, null unless it is taken. An out stays until the group's next
-  // call.
-  virtual Tensor shared_term(int64_t rows, int64_t hidden, DType dtype) const = 0;
+  // Null unless such a call is taken. [rows/n, hidden]: where this rank's term of `rank`'s rows has to be. Of
+  // many rows in that rank's memory, of few in this one's, one share behind the other. Work on the stream of
+  // the calls writes it.
+  virtual Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const = 0;
+  // Where out has to be; it stays until the group's next call.
   virtual Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const = 0;
-  virtual void add_rms_norm_of_shares(const SumAndNorm& call, device::Stream& stream) = 0;
+  virtual void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) = 0;
+  // The sum and the addition alone. residual: [rows/n, hidden].
+  virtual void add_shares(const Tensor& residual, device::Stream& stream) = 0;
 };
 
 }  // namespace llm_dist::comm

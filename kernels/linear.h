@@ -1,6 +1,8 @@
-// Linear: y = x · Wᵀ (+ bias), dense and block-quantized weights, alone and with a gated activation behind
-// it.
+// Linear: y = x · Wᵀ (+ bias), dense and block-quantized weights, alone, with a gated activation behind it,
+// and with rows that go to several places.
 #pragma once
+
+#include <array>
 
 #include "src/base/tensor.h"
 #include "src/base/weight.h"
@@ -12,6 +14,40 @@ struct LinearParams {
   Weight weight;  // [n, k], as prepare_weight left it
   Tensor bias;    // [n] in x's dtype, or empty
   Tensor out;     // [num_tokens, n], x's dtype or f32
+};
+
+// The same in shares: outs[i] gets the i-th of num_outs runs of y's rows, of one length. They may be in other
+// devices' memory that this one writes to.
+struct LinearSharesParams {
+  static constexpr int kMostOuts = 8;
+
+  Tensor x;
+  Weight weight;
+  Tensor bias;
+  std::array<Tensor, kMostOuts> outs;  // [num_tokens / num_outs, n]
+  int num_outs = 0;
+  int first = 0;  // the run to begin with; the others follow it round
+
+  // Where the outs stand one behind the other: all of y, otherwise empty.
+  Tensor whole() const {
+    Tensor all = outs[0];
+    const int64_t run_bytes = all.dim(0) * all.stride(0) * dtype_bytes(all.dtype);
+    for (int i = 1; i < num_outs; ++i) {
+      const Tensor& out = outs[static_cast<size_t>(i)];
+      const bool follows = out.data == static_cast<std::byte*>(all.data) + i * run_bytes &&
+                           out.stride(0) == all.stride(0) && out.dtype == all.dtype;
+      if (!follows) return {};
+    }
+    all.shape[0] *= num_outs;
+    return all;
+  }
+  // The i-th run to be computed, alone.
+  LinearParams run(int i) const {
+    const int out = (first + i) % num_outs;
+    const int64_t rows = x.dim(0) / num_outs;
+    return {
+        .x = x.rows(out * rows, rows), .weight = weight, .bias = bias, .out = outs[static_cast<size_t>(out)]};
+  }
 };
 
 // out = silu(gate) · up with [gate, up] = x · Wᵀ (+ bias): the merged gate-up projection and its activation

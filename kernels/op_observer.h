@@ -23,6 +23,7 @@ using OpParams = std::variant<std::monostate,
                               const AddRmsNormParams*,
                               const AddParams*,
                               const LinearParams*,
+                              const LinearSharesParams*,
                               const LinearSiluAndMulParams*,
                               const SiluAndMulParams*,
                               const RopeAppendParams*,
@@ -45,6 +46,7 @@ struct OpCall {
 // Of a linear layer; null where the op is none.
 inline const Weight* linear_weight(const OpParams& params) {
   if (const auto* linear = std::get_if<const LinearParams*>(&params)) return &(*linear)->weight;
+  if (const auto* shares = std::get_if<const LinearSharesParams*>(&params)) return &(*shares)->weight;
   if (const auto* gated = std::get_if<const LinearSiluAndMulParams*>(&params)) return &(*gated)->weight;
   return nullptr;
 }

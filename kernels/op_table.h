@@ -36,6 +36,7 @@ struct OpTable {
   Op<AddRmsNormParams> add_rms_norm;
   Op<AddParams> add;
   Op<LinearParams> linear;
+  Op<LinearSharesParams> linear_shares;
   Op<LinearSiluAndMulParams> linear_silu_and_mul;
   Op<SiluAndMulParams> silu_and_mul;
   Op<RopeAppendParams> rope_append;

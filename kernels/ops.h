@@ -24,6 +24,9 @@ class Ops {
   }
   void add(const AddParams& p) const { run("add", p.a.dim(0), table_->add, p); }
   void linear(const LinearParams& p) const { run("linear", p.x.dim(0), table_->linear, p); }
+  void linear_shares(const LinearSharesParams& p) const {
+    run("linear_shares", p.x.dim(0), table_->linear_shares, p);
+  }
   void linear_silu_and_mul(const LinearSiluAndMulParams& p) const {
     run("linear_silu_and_mul", p.x.dim(0), table_->linear_silu_and_mul, p);
   }

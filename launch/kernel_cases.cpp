@@ -19,6 +19,7 @@ void issue(const Ops& ops, const RmsNormParams& p) { ops.rms_norm(p); }
 void issue(const Ops& ops, const AddRmsNormParams& p) { ops.add_rms_norm(p); }
 void issue(const Ops& ops, const AddParams& p) { ops.add(p); }
 void issue(const Ops& ops, const LinearParams& p) { ops.linear(p); }
+void issue(const Ops& ops, const LinearSharesParams& p) { ops.linear_shares(p); }
 void issue(const Ops& ops, const LinearSiluAndMulParams& p) { ops.linear_silu_and_mul(p); }
 void issue(const Ops& ops, const SiluAndMulParams& p) { ops.silu_and_mul(p); }
 void issue(const Ops& ops, const RopeAppendParams& p) { ops.rope_append(p); }
@@ -34,6 +35,7 @@ void issue(const Ops& ops, const ArgmaxMergeParams& p) { ops.argmax_merge(p); }
 // Null where the op has no weight.
 Weight* weight_of(OpValues& call) {
   if (auto* linear = std::get_if<LinearParams>(&call)) return &linear->weight;
+  if (auto* shares = std::get_if<LinearSharesParams>(&call)) return &shares->weight;
   if (auto* gated = std::get_if<LinearSiluAndMulParams>(&call)) return &gated->weight;
   return nullptr;
 }

@@ -25,6 +25,13 @@ OpCost cost(const LinearParams& p) {
           .flops = 2 * products,
           .f8_weight = p.weight.scheme == WeightScheme::kF8E4M3};
 }
+OpCost cost(const LinearSharesParams& p) {
+  const OpCost run = cost(p.run(0));
+  const double weight = static_cast<double>(p.weight.bytes()) + bytes_of(p.bias);
+  return {.bytes = p.num_outs * (run.bytes - weight) + weight,
+          .flops = p.num_outs * run.flops,
+          .f8_weight = run.f8_weight};
+}
 OpCost cost(const LinearSiluAndMulParams& p) {
   return cost(LinearParams{.x = p.x, .weight = p.weight, .bias = p.bias, .out = p.out});
 }

@@ -10,27 +10,32 @@ namespace llm_dist::parallel {
 class Contribution {
  public:
   Contribution() = default;  // none
+  // This rank's terms [num_tokens, hidden] of a sum that is still to be made, each rank's rows with that rank
+  // (NormReducer::shared_term). `own`: this rank's of its own rows [num_tokens / tp, hidden].
+  static Contribution scattered(const Tensor& own) { return {own, State::kScattered}; }
   // Local rows [local_tokens, hidden], to be added as they are.
-  static Contribution finished(const Tensor& sum) { return {sum, false}; }
+  static Contribution finished(const Tensor& sum) { return {sum, State::kSum}; }
   // This rank's term [num_tokens, hidden] of a sum that is still to be made.
-  static Contribution partial(const Tensor& term) { return {term, true}; }
+  static Contribution partial(const Tensor& term) { return {term, State::kTerm}; }
 
   explicit operator bool() const { return static_cast<bool>(tensor_); }
-  bool is_partial() const { return partial_; }
+  bool is_partial() const { return state_ == State::kTerm; }
+  bool is_scattered() const { return state_ == State::kScattered; }
   const Tensor& sum() const {
-    CHECK(!partial_, "a rank's term {} taken for the sum", tensor_.to_string());
+    CHECK(state_ == State::kSum, "a rank's term {} taken for the sum", tensor_.to_string());
     return tensor_;
   }
   const Tensor& term() const {
-    CHECK(partial_, "a sum {} taken for a rank's term", tensor_.to_string());
+    CHECK(state_ == State::kTerm, "{} taken for a rank's term of all rows", tensor_.to_string());
     return tensor_;
   }
 
  private:
-  Contribution(const Tensor& tensor, bool partial) : tensor_(tensor), partial_(partial) {}
+  enum class State : uint8_t { kSum, kTerm, kScattered };
+  Contribution(const Tensor& tensor, State state) : tensor_(tensor), state_(state) {}
 
   Tensor tensor_;
-  bool partial_ = false;
+  State state_ = State::kSum;
 };
 
 // Sums rows over the tensor group, in place; returns them.

@@ -70,15 +70,29 @@ RowParallelLinear::RowParallelLinear(
 
 Tensor RowParallelLinear::term(const StepView& step) const {
   Tensor term = context_.arena->get(output_, step.num_tokens, output_size_);
-  if (step.sequence_parallel && region_.is_summed_by_norm(step.num_tokens, context_.dtype, step))
-    return context_.norm_reducer->shared_term(step.num_tokens, output_size_, context_.dtype);
   if (context_.mesh.tp() == 1 || step.sequence_parallel) return term;
   const std::span<std::byte> faster = context_.tensor_group->sum_memory();
   if (static_cast<size_t>(term.bytes()) <= faster.size()) term.data = faster.data();
   return term;
 }
 
+// Ranks begin with different ones' rows, so that no link has the terms of two at a time.
+Contribution RowParallelLinear::scatter(const Tensor& x, const StepView& step) const {
+  const int tp = context_.mesh.tp();
+  const int rank = context_.mesh.rank_tp();
+  kernels::LinearSharesParams params{
+      .x = x, .weight = weight_, .bias = bias_, .outs = {}, .num_outs = tp, .first = (rank + 1) % tp};
+  for (int other = 0; other < tp; ++other) {
+    params.outs[static_cast<size_t>(other)] =
+        context_.norm_reducer->shared_term(other, step.num_tokens, output_size_, context_.dtype);
+  }
+  context_.ops->linear_shares(params);
+  return Contribution::scattered(params.outs[static_cast<size_t>(rank)]);
+}
+
 Contribution RowParallelLinear::forward(const Tensor& x, const StepView& step) const {
+  if (step.sequence_parallel && region_.is_summed_by_norm(step.num_tokens, context_.dtype, step))
+    return scatter(x, step);
   const Tensor out = term(step);
   context_.ops->linear({.x = x, .weight = weight_, .bias = bias_, .out = out});
   return region_.contribute(out, step);

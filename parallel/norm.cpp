@@ -11,13 +11,13 @@ RmsNorm::RmsNorm(const Context& context, const std::string& name, int64_t hidden
 
 Tensor RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual) const {
   if (x.is_partial()) return sum_and_norm(x.term(), residual);
+  if (x.is_scattered()) return sum_and_norm_shares(residual);
   context_.ops->add_rms_norm(
       {.x = x.sum(), .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = x.sum()});
   return x.sum();
 }
 
 Tensor RmsNorm::sum_and_norm(const Tensor& term, const Tensor& residual) const {
-  if (residual.dim(0) != term.dim(0)) return sum_and_norm_shares(term, residual);
   context_.ops->observed(
       kernels::CallKind::kCollective, "all_reduce_add_rms_norm", term.dim(0), [&](device::Stream& stream) {
         context_.norm_reducer->all_reduce_add_rms_norm(
@@ -26,13 +26,14 @@ Tensor RmsNorm::sum_and_norm(const Tensor& term, const Tensor& residual) const {
   return term;
 }
 
-Tensor RmsNorm::sum_and_norm_shares(const Tensor& term, const Tensor& residual) const {
+Tensor RmsNorm::sum_and_norm_shares(const Tensor& residual) const {
   comm::NormReducer& reducer = *context_.norm_reducer;
-  const Tensor out = reducer.shared_out(term.dim(0), term.dim(1), term.dtype);
+  const int64_t rows = residual.dim(0) * context_.mesh.tp();
+  const Tensor out = reducer.shared_out(rows, residual.dim(1), residual.dtype);
   context_.ops->observed(
-      kernels::CallKind::kCollective, "add_rms_norm_of_shares", term.dim(0), [&](device::Stream& stream) {
+      kernels::CallKind::kCollective, "add_rms_norm_of_shares", rows, [&](device::Stream& stream) {
         reducer.add_rms_norm_of_shares(
-            {.x = term, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = out}, stream);
+            {.residual = residual, .weight = weight_, .epsilon = epsilon_, .out = out}, stream);
       });
   return out;
 }

@@ -19,7 +19,7 @@ class RmsNorm {
 
  private:
   Tensor sum_and_norm(const Tensor& term, const Tensor& residual) const;
-  Tensor sum_and_norm_shares(const Tensor& term, const Tensor& residual) const;
+  Tensor sum_and_norm_shares(const Tensor& residual) const;
 
   Context context_;
   float epsilon_;

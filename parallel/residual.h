@@ -36,6 +36,13 @@ class ResidualStream {
   // Everything added up: what the next stage starts from.
   Tensor finish(const Hidden& hidden, const StepView& step) const {
     if (!hidden.x) return hidden.residual;
+    if (hidden.x.is_scattered()) {
+      context_.ops->observed(
+          kernels::CallKind::kCollective, "add_shares", step.num_tokens, [&](device::Stream& stream) {
+            context_.norm_reducer->add_shares(hidden.residual, stream);
+          });
+      return hidden.residual;
+    }
     const Tensor x = hidden.x.is_partial() ? region_.reduce_to_local(hidden.x.term(), step) : hidden.x.sum();
     context_.ops->add({.a = hidden.residual, .b = x});
     return hidden.residual;

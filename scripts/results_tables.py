@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables of results in the documents, made from what the benchmarks wrote to JSON files or printed.
+"""The tables of results in the documents, made from the JSON files that the benchmarks wrote.
 
 A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `latency` (files of `bench latency`) or `profile`
 (one file of --profile, then the labels of the steps to show, each between quotes). usage: scripts/results_tables.py
@@ -28,28 +28,12 @@ def layout_of(result):
     return ", ".join([text, *(f"`{switch}`" for switch in switches)])
 
 
-def printed(path):
-    """What `bench latency` printed, as far as its JSON file would have it: machine, then `$ COMMAND`, then its table."""
-    device, command, *lines = path.read_text().splitlines()
-    columns = ("batch", "input_len", "output_len", "median_ttft_ms", "prefill_tokens_per_second", "median_tpot_ms",
-               "output_throughput", "floor_ms", "floor_percent")
-    rows = [dict(zip(columns, line.rstrip("%").split())) for line in lines if re.fullmatch(r"[\d. ]+%", line)]
-    for row in rows:
-        row.update({name: float(value) for name, value in row.items() if name != "batch"})
-        row["floor_fraction"] = row["floor_percent"] / 100
-    return {"tp": int(re.search(r"--tp (\d+)", command)[1]), "pp": 1, "device": device, "command": command, "rows": rows}
-
-
 def latency(document, names):
     lines = ["| layout | batch | decode tokens/s | ms a token | floor | of floor | prompt tokens/s | source |",
              "|---|---|---|---|---|---|---|---|"]
     for name in names:
         path = RESULTS / f"{name}.json"
-        if path.exists():
-            result = json.loads(path.read_text())
-        else:
-            path = path.with_suffix(".txt")
-            result = printed(path)
+        result = json.loads(path.read_text())
         link = f"[results]({path.relative_to(document.parent)})"
         for row in result["rows"]:
             lines.append(f"| {layout_of(result)} | {row['batch']} | {row['output_throughput']:,.0f} | "

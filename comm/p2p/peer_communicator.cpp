@@ -83,37 +83,60 @@ bool PeerCommunicator::takes_shares(int64_t rows, int64_t hidden, DType dtype) c
          rows * hidden * dtype_bytes(dtype) <= resources_->group().limits.shared_bytes;
 }
 
-Tensor PeerCommunicator::shared_rows(int64_t offset, int64_t rows, int64_t hidden, DType dtype) const {
+bool PeerCommunicator::hands_terms(int64_t rows, int64_t hidden, DType dtype) const {
+  return rows * hidden * dtype_bytes(dtype) >= resources_->group().limits.handed_bytes;
+}
+Tensor PeerCommunicator::shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const {
+  CHECK(rank >= 0 && rank < info_.size, "rank {} of {}", rank, info_.size);
   if (!takes_shares(rows, hidden, dtype)) return {};
   const PeerView& view = resources_->view();
   const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
-  return Tensor::contiguous(view.memory[view.rank] + offset, dtype, {rows, hidden}, gpu);
-}
-Tensor PeerCommunicator::shared_term(int64_t rows, int64_t hidden, DType dtype) const {
-  return shared_rows(resources_->view().layout.term, rows, hidden, dtype);
+  const bool handed = hands_terms(rows, hidden, dtype);
+  const Tensor terms = Tensor::contiguous(
+      view.memory[handed ? rank : view.rank] + view.layout.term, dtype, {rows, hidden}, gpu);
+  const int64_t share = rows / info_.size;
+  return terms.rows((handed ? view.rank : rank) * share, share);
 }
 Tensor PeerCommunicator::shared_out(int64_t rows, int64_t hidden, DType dtype) const {
-  return shared_rows(resources_->view().layout.normed, rows, hidden, dtype);
+  if (!takes_shares(rows, hidden, dtype)) return {};
+  const PeerView& view = resources_->view();
+  const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
+  return Tensor::contiguous(view.memory[view.rank] + view.layout.normed, dtype, {rows, hidden}, gpu);
 }
 
-void PeerCommunicator::add_rms_norm_of_shares(const SumAndNorm& call, device::Stream& stream) {
-  const int64_t rows = call.x.dim(0);
+void PeerCommunicator::add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) {
+  const int64_t rows = call.residual.dim(0) * info_.size;
   const int64_t hidden = call.weight.numel();
-  const DType dtype = call.x.dtype;
-  CHECK(takes_shares(rows, hidden, dtype), "a sum and norm of shares of {}", call.x.to_string());
-  CHECK(is_like(call.x, rows, hidden, dtype), "{}", call.x.to_string());
+  const DType dtype = call.residual.dtype;
   CHECK(is_like(call.out, rows, hidden, dtype), "{}", call.out.to_string());
-  CHECK(call.x.data == shared_term(rows, hidden, dtype).data, "a term that the peers do not see");
   CHECK(call.out.data == shared_out(rows, hidden, dtype).data, "an out that the peers do not see");
-  CHECK(is_like(call.residual, rows / info_.size, hidden, dtype), "{}", call.residual.to_string());
   CHECK(call.weight.dtype == dtype && is_packed(call.weight), "{}", call.weight.to_string());
-  const ShareRows share{.residual = call.residual.data,
-                        .weight = call.weight.data,
-                        .epsilon = call.epsilon,
-                        .rows = static_cast<int>(rows / info_.size),
-                        .width = static_cast<int>(hidden)};
-  issue("add_rms_norm_of_shares over peer memory", stream, [&](cudaStream_t on) {
-    return norm_shares(resources_->view(), dtype, share, on);
+  sum_shares(call.residual, call.weight, call.epsilon, stream);
+}
+
+void PeerCommunicator::add_shares(const Tensor& residual, device::Stream& stream) {
+  sum_shares(residual, {}, 0, stream);
+}
+
+// weight: empty where nothing is normed.
+void PeerCommunicator::sum_shares(const Tensor& residual,
+                                  const Tensor& weight,
+                                  float epsilon,
+                                  device::Stream& stream) {
+  const int64_t share = residual.dim(0);
+  const int64_t hidden = residual.dim(1);
+  const DType dtype = residual.dtype;
+  CHECK(takes_shares(share * info_.size, hidden, dtype) && is_like(residual, share, hidden, dtype),
+        "a sum of shares of {}",
+        residual.to_string());
+  const ShareRows rows{.residual = residual.data,
+                       .weight = weight.data,
+                       .epsilon = epsilon,
+                       .rows = static_cast<int>(share),
+                       .width = static_cast<int>(hidden),
+                       .handed = hands_terms(share * info_.size, hidden, dtype)};
+  issue("a sum of shares over peer memory", stream, [&](cudaStream_t on) {
+    return norm_shares(resources_->view(), dtype, rows, on);
   });
 }
 

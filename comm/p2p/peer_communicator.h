@@ -31,13 +31,15 @@ class PeerCommunicator : public Communicator, public NormReducer {
   bool takes(int64_t rows, int64_t hidden, DType dtype) const override;
   void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override;
-  Tensor shared_term(int64_t rows, int64_t hidden, DType dtype) const override;
+  Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override;
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override;
-  void add_rms_norm_of_shares(const SumAndNorm& call, device::Stream& stream) override;
+  void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) override;
+  void add_shares(const Tensor& residual, device::Stream& stream) override;
 
  private:
-  // At `offset` in this rank's memory; null unless shares of it are taken.
-  Tensor shared_rows(int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
+  // Whether terms of shares stand with the ranks whose rows they are.
+  bool hands_terms(int64_t rows, int64_t hidden, DType dtype) const;
+  void sum_shares(const Tensor& residual, const Tensor& weight, float epsilon, device::Stream& stream);
   // How ranks exchange parts of so many bytes; none: too large.
   std::optional<PeerWay> way_of_parts(int64_t part_bytes) const;
   // None: too large.

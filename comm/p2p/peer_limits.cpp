@@ -13,13 +13,16 @@ int64_t PeerLimits::largest_parts(int group_size) const {
 // Up to four ranks: measured (docs/performance.md). With more of them each shot of everything to everyone has
 // that many copies to send, and packets twice as much: guesses that stay below what was measured. The norm in
 // the kernel of the sum pays between two ranks only. Shares: as many rows as a large step of prompts has,
-// 4096 of 8192 values of 16 bits. Parts: measured between two; the limit keeps their memory at 64 MiB.
+// 4096 of 8192 values of 16 bits; handed to their ranks where products take their blocks two rounds, so
+// that the first one's results cross beside the second. Parts: measured between two; the limit keeps their
+// memory at 64 MiB.
 PeerLimits default_peer_limits(int group_size) {
   constexpr int64_t kKiB = 1024;
   constexpr int64_t kMiB = 1024 * kKiB;
   PeerLimits limits{.packets_bytes = 64 * kKiB,
                     .two_shot_bytes = 16 * kMiB,
                     .shared_bytes = 64 * kMiB,
+                    .handed_bytes = 12 * kMiB,
                     .parts_bytes = 32 * kMiB};
   switch (group_size) {
     case 2:
@@ -33,9 +36,8 @@ PeerLimits default_peer_limits(int group_size) {
   return limits;
 }
 
-// Guesses: packets up to where sums of two ranks have them, and all that the kernels take.
-PeerLimits hand_off_peer_limits() {
-  return {.message_bytes = kMostMessageBytes, .message_packets_bytes = 64 << 10};
-}
+// Measured between two (docs/performance.md): above them NCCL is as fast, and packets no faster than what is
+// staged.
+PeerLimits hand_off_peer_limits() { return {.message_bytes = 8 << 20, .message_packets_bytes = 512 << 10}; }
 
 }  // namespace llm_dist::comm

@@ -2,10 +2,11 @@
 // in one kernel: the sums of its rows, their addition to the residual, the norm, and the rows for everyone. A
 // warp a row.
 //
-// This way pulls the terms. The product in front writes them where the peers can read them, and a row that is
-// read out of them stays in the multiprocessor. Pushed, it would be written to memory and read again. Of
-// many rows nobody waits for the way there and back: a multiprocessor has many units on their way. The normed
-// rows are pushed, to where the product behind reads them.
+// Of many rows the product in front stores its terms at the ranks whose rows they are, while it multiplies
+// others (LinearSharesParams), so that here they are read at home. Of few rows it leaves them where the peers
+// can read them, since in shares it would read its weights once for each: what is read so stays in the
+// multiprocessor, and nobody waits for the way there and back, as a multiprocessor has many units on their
+// way. The normed rows go to where every rank's product behind reads them.
 //
 // A block meets the peers' blocks of its number twice in a call (meet_peers.cuh): when the terms are there,
 // and when the normed rows are. Blocks count their calls as those of all_reduce.cu do, and their flags are
@@ -15,9 +16,11 @@
 //   Normed rows of call n lie in a peer's memory until a block that has heard from the peer in call n + 1
 //   writes there. By then the peer's call n has ended, for which all of them had come from every rank, and so
 //   have its kernels that read them.
-//   Terms of call n stay until a later kernel of this rank writes there, after call n has ended here. All its
-//   blocks have then heard from the peers' blocks of their numbers that those have read their rows, and no
-//   peer has more blocks.
+//   Terms of call n stay until a product writes there, of this rank or of a peer, that follows its rank's
+//   call n. All blocks of that have then heard from every rank's blocks of their numbers that those have read
+//   their rows, and no rank has more blocks.
+// What a product has stored at a peer's is there before the release that tells the peer so: the kernel that
+// releases begins its work when the product has ended.
 //
 // The sum is rounded as all_reduce_sum rounds it, and squares are added up in norm_row's order: the bits of
 // the calls apart.
@@ -49,7 +52,10 @@ constexpr int kBatch = kMostRanks == 2   ? 8
 template <typename T>
 struct ShareRow {
   T* residual = nullptr;
-  int64_t offset = 0;  // in bytes, among the terms and among the normed rows
+  bool handed = false;  // ShareRows
+  int64_t term = 0;     // in bytes, of the first rank's among the terms
+  int64_t terms = 0;    // in bytes, from one rank's term to the next one's
+  int64_t normed = 0;   // in bytes, among all normed rows
   int units = 0;
 };
 
@@ -67,7 +73,8 @@ __device__ void add_units(const PeerView& peers, const ShareRow<T>& row, int fir
   constexpr int kUnits = kBatch<kMostRanks>;
   constexpr int kVec = kPerUnit<T>;
   const int size = size_of<kMostRanks>(peers);
-  const int64_t terms = peers.layout.term + row.offset;
+  const int64_t term = peers.layout.term + row.term;
+  auto memory_of = [&](int rank) { return row.handed ? peers.rank : rank; };
   uint4 raw[kUnits][kMostRanks];
   uint4 residual[kUnits];
 #pragma unroll
@@ -76,7 +83,8 @@ __device__ void add_units(const PeerView& peers, const ShareRow<T>& row, int fir
     if (unit >= row.units) continue;
 #pragma unroll
     for (int rank = 0; rank < kMostRanks; ++rank) {
-      if (rank < size) raw[i][rank] = load_from_peer(at<uint4>(peers, rank, terms) + unit);
+      if (rank < size)
+        raw[i][rank] = load_from_peer(at<uint4>(peers, memory_of(rank), term + rank * row.terms) + unit);
     }
     residual[i] = reinterpret_cast<const uint4*>(row.residual)[unit];
   }
@@ -108,7 +116,7 @@ __device__ void send_normed(
 #pragma unroll
   for (int distance = 0; distance < kMostRanks; ++distance) {
     if (distance >= size_of<kMostRanks>(peers)) break;
-    at<uint4>(peers, peer_behind(peers, distance), peers.layout.normed + row.offset)[unit] = normed;
+    at<uint4>(peers, peer_behind(peers, distance), peers.layout.normed + row.normed)[unit] = normed;
   }
 }
 
@@ -136,6 +144,7 @@ __device__ void norm_kept_row(
 #pragma unroll
     for (float each : squares_of) squares += each;
   }
+  if (rows.weight == nullptr) return;
   const float scale = kernels::norm_scale(squares, rows.width, rows.epsilon);
 #pragma unroll 4
   for (int unit = lane; unit < row.units; unit += kLanes)
@@ -158,6 +167,7 @@ __device__ void norm_long_row(const PeerView& peers, const ShareRows& rows, cons
     }
     squares += kernels::warp_reduce(squares_of_thread, kernels::AddOp());
   }
+  if (rows.weight == nullptr) return;
   const float scale = kernels::norm_scale(squares, rows.width, rows.epsilon);
 #pragma unroll 4
   for (int unit = lane; unit < row.units; unit += kLanes) {
@@ -173,7 +183,7 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
     norm_shares_kernel(const __grid_constant__ PeerView peers, const ShareRows rows) {
   extern __shared__ uint4 kept[];  // [1 + kSharedWarps][units of a row]
   const int units = rows.width / kPerUnit<T>;
-  if constexpr (kKeeps) {
+  if (kKeeps && rows.weight != nullptr) {
     // The weights do not wait for the rows.
 #pragma unroll 4
     for (int unit = static_cast<int>(threadIdx.x); unit < units; unit += kSharedThreads)
@@ -187,9 +197,13 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     for (int index = static_cast<int>(blockIdx.x) + warp * kSharedBlocks; index < rows.rows;
          index += kSharedWarps * kSharedBlocks) {
+      const int64_t row_bytes = rows.width * static_cast<int64_t>(sizeof(T));
       const int64_t of_all = static_cast<int64_t>(peers.rank) * rows.rows + index;
       const ShareRow<T> row{.residual = static_cast<T*>(rows.residual) + int64_t{index} * rows.width,
-                            .offset = of_all * rows.width * static_cast<int64_t>(sizeof(T)),
+                            .handed = rows.handed,
+                            .term = (rows.handed ? index : of_all) * row_bytes,
+                            .terms = rows.handed ? rows.rows * row_bytes : 0,
+                            .normed = of_all * row_bytes,
                             .units = units};
       if constexpr (kKeeps) {
         norm_kept_row<kMostRanks>(peers, rows, row, kept + (1 + warp) * units, kept);

@@ -6,14 +6,17 @@
 
 namespace llm_dist::comm {
 
-// This rank's share of the rows; the others lie before and behind it, in rank order. Terms are taken from
-// where every rank's layout has them, normed rows go to where it wants them.
+// This rank's share of the rows; the others lie before and behind it, in rank order. Normed rows go to where
+// every rank's layout wants them.
 struct ShareRows {
   void* residual = nullptr;      // [rows, width]
-  const void* weight = nullptr;  // [width]
+  const void* weight = nullptr;  // [width]; null: nothing is normed
   float epsilon = 0;
   int rows = 0;
   int width = 0;  // whole units
+  // All ranks' terms of these rows stand here, one rank's behind the other's. Otherwise each rank has its
+  // own, one share's behind the other's.
+  bool handed = false;
 };
 
 // Whether the kernel is made for it: `rows` of all ranks together.

@@ -26,6 +26,7 @@ const OpTable& cpu_ops() {
       .add_rms_norm = add_rms_norm_cpu,
       .add = add_cpu,
       .linear = linear_cpu,
+      .linear_shares = linear_shares_cpu,
       .linear_silu_and_mul = linear_silu_and_mul_cpu,
       .silu_and_mul = silu_and_mul_cpu,
       .rope_append = rope_append_cpu,

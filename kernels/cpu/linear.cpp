@@ -58,6 +58,14 @@ void linear_cpu(OpState& state, device::Stream& stream, const LinearParams& para
   });
 }
 
+void linear_shares_cpu(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
+  if (const Tensor all = params.whole()) {
+    linear_cpu(state, stream, {.x = params.x, .weight = params.weight, .bias = params.bias, .out = all});
+    return;
+  }
+  for (int i = 0; i < params.num_outs; ++i) linear_cpu(state, stream, params.run(i));
+}
+
 // As two ops: the products are still in cache when they are activated.
 void linear_silu_and_mul_cpu(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params) {
   linear_cpu(

@@ -11,6 +11,7 @@ namespace llm_dist::kernels {
 
 // x: f32, bf16 or f16 with rows of unit element stride; out: x's dtype or f32, likewise. Bias in x's dtype.
 void linear_cpu(OpState& state, device::Stream& stream, const LinearParams& params);
+void linear_shares_cpu(OpState& state, device::Stream& stream, const LinearSharesParams& params);
 void linear_silu_and_mul_cpu(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params);
 
 // Interleaves the rows of a block-quantized weight in place (quant.h); dense weights stay as they are. The

@@ -36,6 +36,7 @@ constexpr OpTable kOps{
     .add_rms_norm = add_rms_norm_cuda,
     .add = add_cuda,
     .linear = linear_cuda,
+    .linear_shares = linear_shares_cuda,
     .linear_silu_and_mul = linear_silu_and_mul_cuda,
     .silu_and_mul = silu_and_mul_cuda,
     .rope_append = rope_append_cuda,

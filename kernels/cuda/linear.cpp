@@ -1,5 +1,8 @@
 #include "kernels/linear.h"
 
+#include <algorithm>
+#include <array>
+#include <span>
 #include <utility>
 
 #include "kernels/cuda/cuda_op_state.h"
@@ -90,6 +93,43 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
   if (params.out.numel() == 0) return;
   const MatmulOperands operands = operands_of(params);
   run(as_cuda_state(state), shape_of(params, operands), operands, cuda);
+}
+
+void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
+  CHECK(params.num_outs > 0 && params.num_outs <= LinearSharesParams::kMostOuts &&
+            params.x.dim(0) % params.num_outs == 0,
+        "{} in {} shares",
+        params.x.to_string(),
+        params.num_outs);
+  if (const Tensor all = params.whole()) {
+    linear_cuda(state, stream, {.x = params.x, .weight = params.weight, .bias = params.bias, .out = all});
+    return;
+  }
+  std::array<void*, LinearSharesParams::kMostOuts> outs{};
+  bool alike = true;
+  int alignment = 256;
+  MatmulOperands operands;
+  for (int i = 0; i < params.num_outs; ++i) {
+    const LinearParams run = params.run(i);
+    check_linear(run);
+    operands = operands_of(run);
+    alignment = std::min(alignment, common_alignment(operands));
+    alike = alike && run.out.dtype == params.outs[0].dtype && run.out.stride(0) == params.outs[0].stride(0);
+    outs[static_cast<size_t>(i)] = params.outs[static_cast<size_t>(i)].data;
+  }
+  Matmul& matmul = as_cuda_state(state).matmul();
+  MatmulShape shape = shape_of(params.run(0), operands);
+  shape.m = params.x.dim(0);
+  shape.alignment = alignment;
+  if (!alike || !matmul.prefers_shares(shape, params.num_outs)) {
+    for (int i = 0; i < params.num_outs; ++i) linear_cuda(state, stream, params.run(i));
+    return;
+  }
+  device::CudaStream& cuda = device::as_cuda(stream);
+  if (!cuda.enter()) return;
+  operands.x = params.x.data;
+  matmul.run_shares(
+      shape, operands, std::span(outs).first(static_cast<size_t>(params.num_outs)), params.first, cuda);
 }
 
 void linear_silu_and_mul_cuda(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params) {

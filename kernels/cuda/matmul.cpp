@@ -29,6 +29,8 @@ constexpr int kGated = -2;
 // Of gates from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
 // prompts are: a single call on a cool GPU says otherwise (docs/performance.md).
 constexpr int64_t kGatedRows = 1024;
+// Of y in shares: with fewer rows in all, the library's kernels have smaller tiles.
+constexpr int64_t kSharesRows = 512;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
@@ -214,7 +216,7 @@ Matmul::Matmul(cublasLtHandle_t handle,
       memory_(memory),
       choices_(std::move(choices)),
       streamed_(device),
-      gated_(device),
+      prompts_(device),
       kernels_(kernels) {}
 
 Matmul::~Matmul() {
@@ -256,8 +258,21 @@ std::vector<int> Matmul::streamed_divisions(const MatmulShape& shape) const {
 }
 
 bool Matmul::prefers_gated(const MatmulShape& shape) const {
-  if (kernels_ == LinearKernels::kLibrary || !gated_.takes(shape)) return false;
+  if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_gated(shape)) return false;
   return are_ours(kernels_) || shape.m >= kGatedRows;
+}
+
+bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
+  if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_shares(shape, shares)) return false;
+  return are_ours(kernels_) || shape.m >= kSharesRows;
+}
+
+void Matmul::run_shares(const MatmulShape& shape,
+                        const MatmulOperands& operands,
+                        std::span<void* const> shares,
+                        int first,
+                        device::CudaStream& stream) const {
+  stream.check(prompts_.launch_shares(shape, operands, shares, first, stream.handle()), "linear in shares");
 }
 
 // Whether rows of x can be quantized for the library.
@@ -273,7 +288,7 @@ Status Matmul::issue(const Plan& plan,
                      const MatmulOperands& operands,
                      device::CudaStream& stream) const {
   if (candidate.parts == kGated)
-    return device::cuda_status(gated_.launch(shape, operands, stream.handle()), "gated linear");
+    return device::cuda_status(prompts_.launch_gated(shape, operands, stream.handle()), "gated linear");
   const bool by_rows = candidate.parts == kByRows;
   if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
     return issue_then_gate(plan, shape, candidate, operands, stream);

@@ -11,10 +11,11 @@
 
 #include <map>
 #include <memory>
+#include <span>
 
-#include "kernels/cuda/gated_linear.h"
 #include "kernels/cuda/matmul_choices.h"
 #include "kernels/cuda/matmul_timer.h"
+#include "kernels/cuda/prompt_linear.h"
 #include "kernels/cuda/streamed_linear.h"
 #include "kernels/op_state.h"
 #include "src/base/status.h"
@@ -48,6 +49,14 @@ class Matmul {
 
   // Issues the product; an error fails the stream.
   void run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
+  // Whether one kernel makes y in so many runs of rows and is the one to take; then run_shares does
+  // (PromptLinear::launch_shares).
+  bool prefers_shares(const MatmulShape& shape, int shares) const;
+  void run_shares(const MatmulShape& shape,
+                  const MatmulOperands& operands,
+                  std::span<void* const> shares,
+                  int first,
+                  device::CudaStream& stream) const;
 
   // While tuning, a shape that is met for the first time is run by several kernels and waits for the stream:
   // a few milliseconds. The end of it saves what was found.
@@ -106,7 +115,7 @@ class Matmul {
   MatmulMemory memory_;
   MatmulChoices choices_;
   StreamedLinear streamed_;
-  GatedLinear gated_;
+  PromptLinear prompts_;
   LinearKernels kernels_;
   std::unique_ptr<MatmulTimer> timer_;  // while tuning
   int num_tuned_ = 0;

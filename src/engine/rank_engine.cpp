@@ -72,8 +72,8 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
       .vocab_size = parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp,
       .linear = options.linear_kernels,
       .attention = options.attention_kernels,
-      // Beside kernels that wait for peers it has not been measured.
-      .persistent_kernels = options.persistent_kernels && options.layout.tp == 1 && options.layout.pp == 1,
+      // Between stages it has not been measured.
+      .persistent_kernels = options.persistent_kernels && options.layout.pp == 1,
       .f8_weights = options.quantization.value_or(config.quantization.value_or(WeightScheme::kF32)) ==
                     WeightScheme::kF8E4M3,
       .batch_invariant = options.deterministic};

@@ -1,11 +1,13 @@
 // What an all-reduce of bf16 takes in a graph, over NCCL and each way over peer memory, and what it takes
 // with the norm behind it: apart, in one kernel, and in one kernel where ranks share the residual stream; and
-// what exchanges of parts take. The tables from which the limits in comm/p2p/peer_limits.cpp come. A thread
-// for each GPU: comm_p2p_bench [RANKS [ways|norms|shares|parts]]
+// what exchanges of parts and messages take. The tables from which the limits in comm/p2p/peer_limits.cpp
+// come. And what a product of many rows takes that stores them at the ranks. A thread for each GPU:
+// comm_p2p_bench [RANKS [ways|norms|shares|products|parts|messages]]
 #include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <string_view>
 #include <thread>
 
@@ -174,13 +176,93 @@ void compare_shares(const kernels::CudaModule& module,
           *state, bench.stream, {.x = x, .residual = residual, .weight = weight, .out = x});
     });
     double shares = measure(bench, [&] {
-      reducer.add_rms_norm_of_shares({.x = reducer.shared_term(rows, hidden, DType::kBF16),
-                                      .residual = residual.rows(0, rows / size),
+      reducer.add_rms_norm_of_shares({.residual = residual.rows(0, rows / size),
                                       .weight = weight,
                                       .out = reducer.shared_out(rows, hidden, DType::kBF16)},
                                      bench.stream);
     });
     if (prints) std::printf("%10lld %10.2f %10.2f\n", static_cast<long long>(rows), apart, shares);
+  }
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
+// A row-parallel product of an 8B's layers: as one, whose kernel is the library's first guess; in shares that
+// all stay at home, and that go to the ranks; and with the norm of shares behind it.
+void compare_products(const kernels::CudaModule& module,
+                      Bench& bench,
+                      std::span<const int> ranks,
+                      int64_t features,
+                      bool prints) {
+  constexpr int64_t kHidden = 4096;
+  constexpr int64_t kRandomValues = 1 << 20;
+  const auto size = static_cast<int>(ranks.size());
+  const int rank = bench.world.rank_info().rank;
+  const int64_t k = features / size;
+  std::unique_ptr<kernels::OpState> state =
+      module.ops
+          ->make_state(bench.backend, {.max_tokens = kMostSharedRows, .max_features = std::max(k, kHidden)})
+          .value();
+  auto group = make_p2p_communicator(bench.world, ranks, "products", rank).value();
+  auto& reducer = dynamic_cast<NormReducer&>(*group);
+  auto allocate = [&](int64_t count) {
+    return bench.backend.allocate(count * 2, device::MemoryKind::kDevice).value();
+  };
+  const int64_t values = kMostSharedRows * k + kHidden * k;
+  const device::Buffer inputs = allocate(values);
+  const device::Buffer outputs = allocate(2 * kMostSharedRows * kHidden);
+  // What is multiplied takes power as weights do.
+  const device::Buffer random =
+      bench.backend.allocate(kRandomValues * 2, device::MemoryKind::kPinned).value();
+  std::mt19937 generator(static_cast<unsigned>(rank));
+  std::normal_distribution<float> normal(0, 0.02f);
+  for (int64_t i = 0; i < kRandomValues; ++i)
+    reinterpret_cast<BFloat16*>(random.data())[i] = from_float<BFloat16>(normal(generator));
+  for (int64_t at = 0; at < values; at += kRandomValues) {
+    const int64_t count = std::min(kRandomValues, values - at);
+    bench.stream.copy(inputs.view(DType::kBF16, {count}, 2 * at), random.view(DType::kBF16, {count}));
+  }
+  Weight weight{.scheme = WeightScheme::kBF16, .n = kHidden, .k = k};
+  weight.parts[0] = inputs.view(DType::kU8, {kHidden, k * 2}, kMostSharedRows * k * 2);
+  const Tensor norm_weight = inputs.view(DType::kBF16, {kHidden});
+  if (prints)
+    std::printf("%10s %10s %10s %10s %10s   us in a graph, [rows, %lld] by [%lld, %lld], %d GPUs\n",
+                "rows",
+                "one",
+                "at home",
+                "at ranks",
+                "and norm",
+                static_cast<long long>(k),
+                static_cast<long long>(kHidden),
+                static_cast<long long>(k),
+                size);
+  for (int64_t wanted = kLeastSharedRows; wanted <= kMostSharedRows; wanted *= 2) {
+    const int64_t share = wanted / size;
+    const int64_t rows = share * size;
+    const Tensor x = inputs.view(DType::kBF16, {rows, k});
+    const Tensor out = outputs.view(DType::kBF16, {rows, kHidden});
+    const Tensor residual = outputs.view(DType::kBF16, {share, kHidden}, kMostSharedRows * kHidden * 2);
+    kernels::LinearSharesParams home{
+        .x = x, .weight = weight, .bias = {}, .outs = {}, .num_outs = size, .first = (rank + 1) % size};
+    kernels::LinearSharesParams away = home;
+    for (int i = 0; i < size; ++i) {
+      home.outs[static_cast<size_t>(i)] = out.rows(i * share, share);
+      away.outs[static_cast<size_t>(i)] = reducer.shared_term(i, rows, kHidden, DType::kBF16);
+    }
+    const double times[] = {
+        measure(bench, [&] { module.ops->linear(*state, bench.stream, {x, weight, {}, out}); }),
+        measure(bench, [&] { module.ops->linear_shares(*state, bench.stream, home); }),
+        measure(bench, [&] { module.ops->linear_shares(*state, bench.stream, away); }),
+        measure(bench, [&] {
+          module.ops->linear_shares(*state, bench.stream, away);
+          reducer.add_rms_norm_of_shares({.residual = residual,
+                                          .weight = norm_weight,
+                                          .out = reducer.shared_out(rows, kHidden, DType::kBF16)},
+                                         bench.stream);
+        })};
+    if (prints) std::printf("%10lld", static_cast<long long>(rows));
+    for (double time : times)
+      if (prints) std::printf(" %10.2f", time);
+    if (prints) std::printf("\n");
   }
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
@@ -280,6 +362,8 @@ void run_rank(const kernels::CudaModule& module,
     if (wants("norms")) compare_norms(module, bench, ranks, hidden, prints);
   for (int64_t hidden : {int64_t{4096}, kMostHidden})
     if (wants("shares")) compare_shares(module, bench, ranks, hidden, prints);
+  for (int64_t features : {4096, 14336})
+    if (wants("products")) compare_products(module, bench, ranks, features, prints);
   if (wants("parts")) compare_parts(bench, ranks, prints);
   if (wants("messages")) compare_messages(bench, ranks, prints);
 }

@@ -288,14 +288,14 @@ class NormsBetween {
   }
   void shares(const Tensor& result) {
     const int64_t share = elements() / group_.size();
-    const Tensor term = reducer_.shared_term(rows_, kHidden, DType::kBF16);
     const Tensor out = reducer_.shared_out(rows_, kHidden, DType::kBF16);
     const Tensor sum = sum_.view(0, share);
-    group_.stream->copy(term, term_.view());
+    for (int rank = 0; rank < group_.size(); ++rank)
+      group_.stream->copy(reducer_.shared_term(rank, rows_, kHidden, DType::kBF16),
+                          in_rows(term_.view(rank * share, share)));
     group_.stream->copy(sum, residual_.view(group_.rank() * share, share));
     reducer_.add_rms_norm_of_shares(
-        {.x = term, .residual = in_rows(sum), .weight = weight_.view(), .epsilon = 1e-5f, .out = out},
-        *group_.stream);
+        {.residual = in_rows(sum), .weight = weight_.view(), .epsilon = 1e-5f, .out = out}, *group_.stream);
     group_.stream->copy(result, out);
   }
 

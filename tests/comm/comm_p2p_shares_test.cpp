@@ -20,7 +20,8 @@ constexpr PeerLimits kAllWays{.packets_bytes = 64 << 10,
                               .one_shot_bytes = 1 << 20,
                               .two_shot_bytes = kMostBytes,
                               .norm_bytes = 2 << 20,
-                              .shared_bytes = kMostBytes};
+                              .shared_bytes = kMostBytes,
+                              .handed_bytes = 256 << 10};
 
 struct ShareShape {
   int64_t rows_of_rank = 0;
@@ -29,15 +30,17 @@ struct ShareShape {
 
 // One rank's part of calls of some shapes, once in the kernel of shares and once apart. Each shape has a
 // residual stream of its own, since a rank's share of the rows is elsewhere in every shape. The terms of a
-// call are made out of what the call before it has left, by a kernel that stands for the products between.
+// call are made out of what the call before it has left, by kernels that stand for the products between.
 template <typename T>
 class SharesTwin {
  public:
-  SharesTwin(Site& site, GroupUnderTest& group, std::vector<ShareShape> shapes)
+  // products: terms are made by real ones, of a square matrix; all shapes are of one width then.
+  SharesTwin(Site& site, GroupUnderTest& group, std::vector<ShareShape> shapes, bool products = false)
       : group_(group),
         reducer_(dynamic_cast<NormReducer&>(*group.comm)),
         backend_(site.backend()),
-        shapes_(std::move(shapes)) {
+        shapes_(std::move(shapes)),
+        products_(products) {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       begin_.push_back(all_elements_);
       all_elements_ += elements(i);
@@ -47,7 +50,7 @@ class SharesTwin {
     int64_t most_rows = 0;
     for (const ShareShape& shape : shapes_) most_rows = std::max(most_rows, shape.rows_of_rank * size());
     state_ = cuda_module().value()->ops->make_state(backend_, {.max_tokens = most_rows}).value();
-    for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &x_, &spare_})
+    for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &spare_})
       *buffer = allocate(most, device::MemoryKind::kDevice);
     share_ = allocate(all_elements_ / size(), device::MemoryKind::kDevice);
     residual_ = allocate(all_elements_, device::MemoryKind::kDevice);
@@ -55,6 +58,11 @@ class SharesTwin {
     for (device::Buffer* buffer : {&residual_host_, &download_[0], &download_[1]})
       *buffer = allocate(all_elements_, device::MemoryKind::kPinned);
     upload(weight_, kMostHidden, 77);
+    if (products_) {
+      const int64_t width = hidden(0);
+      matrix_ = allocate(width * width, device::MemoryKind::kDevice);
+      upload(matrix_, width * width, static_cast<uint64_t>(group.rank()) + 33);
+    }
     upload(start_, most, static_cast<uint64_t>(group.rank()) + 1);
     fill(residual_host_, all_elements_, 99);
   }
@@ -74,21 +82,35 @@ class SharesTwin {
     copy(flat(x_, 0, most), left_in_out());
   }
   void shared(size_t shape) {
-    const Tensor term = reducer_.shared_term(rows(shape), hidden(shape), kType);
+    hand_terms(shape);
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
-    add_rms_norm(shape, out, rows_of(scratch_[0], shape), term);
+    const Tensor weight = flat(weight_, 0, hidden(shape));
     reducer_.add_rms_norm_of_shares(
-        {.x = term,
-         .residual = share_of(shape).reshaped({shapes_[shape].rows_of_rank, hidden(shape)}),
-         .weight = flat(weight_, 0, hidden(shape)),
-         .epsilon = 1e-5f,
-         .out = out},
-        *group_.stream);
+        {.residual = share_in_rows(shape), .weight = weight, .epsilon = 1e-5f, .out = out}, *group_.stream);
+  }
+  // What was normed last stays.
+  void shared_sum(size_t shape) {
+    hand_terms(shape);
+    reducer_.add_shares(share_in_rows(shape), *group_.stream);
+  }
+  void apart_sum(size_t shape) {
+    const Tensor term = rows_of(term_, shape);
+    add_rms_norm(shape, rows_of(x_, shape), rows_of(scratch_[1], shape), term);
+    group_.comm->all_reduce(term, ReduceOp::kSum, *group_.stream);
+    cuda_module().value()->ops->add(
+        *state_, *group_.stream, {.a = rows_of(residual_, shape, begin_[shape]), .b = term});
   }
   void apart(size_t shape) {
     const Tensor x = rows_of(x_, shape);
     const Tensor residual = rows_of(residual_, shape, begin_[shape]);
-    add_rms_norm(shape, x, rows_of(scratch_[1], shape), x);
+    if (products_) {
+      const Tensor term = rows_of(term_, shape);
+      const int64_t share = shapes_[shape].rows_of_rank;
+      multiply(shape, x, [&](int rank) { return term.rows(rank * share, share); });
+      copy(x, term);
+    } else {
+      add_rms_norm(shape, x, rows_of(scratch_[1], shape), x);
+    }
     if (reducer_.takes(rows(shape), hidden(shape), kType)) {
       reducer_.all_reduce_add_rms_norm({.x = x,
                                         .residual = residual,
@@ -144,6 +166,40 @@ class SharesTwin {
   Tensor left_in_out() const {
     return reducer_.shared_out(rows(largest_), hidden(largest_), kType).reshaped({elements(largest_)});
   }
+  Tensor share_in_rows(size_t shape) const {
+    return share_of(shape).reshaped({shapes_[shape].rows_of_rank, hidden(shape)});
+  }
+  // Makes this rank's terms where the call behind wants them.
+  void hand_terms(size_t shape) {
+    const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
+    if (products_) {
+      multiply(shape, out, [&](int rank) { return place_of(rank, shape); });
+      return;
+    }
+    const int64_t share = shapes_[shape].rows_of_rank;
+    const Tensor term = rows_of(term_, shape);
+    add_rms_norm(shape, out, rows_of(scratch_[0], shape), term);
+    for (int i = 1; i <= size(); ++i) {
+      const int rank = (group_.rank() + i) % size();
+      copy(place_of(rank, shape), term.rows(rank * share, share));
+    }
+  }
+  Tensor place_of(int rank, size_t shape) const {
+    return reducer_.shared_term(rank, rows(shape), hidden(shape), kType);
+  }
+  template <typename PlaceOf>
+  void multiply(size_t shape, const Tensor& x, PlaceOf&& place) {
+    const int64_t width = hidden(shape);
+    kernels::LinearSharesParams params{.x = x,
+                                       .weight = {.scheme = scheme_of(kType), .n = width, .k = width},
+                                       .bias = {},
+                                       .outs = {},
+                                       .num_outs = size(),
+                                       .first = (group_.rank() + 1) % size()};
+    params.weight.parts[0] = matrix_.view(DType::kU8, {width, width * kBytes});
+    for (int rank = 0; rank < size(); ++rank) params.outs[static_cast<size_t>(rank)] = place(rank);
+    cuda_module().value()->ops->linear_shares(*state_, *group_.stream, params);
+  }
   void copy(const Tensor& to, const Tensor& from) { group_.stream->copy(to, from); }
   void fill(const device::Buffer& pinned, int64_t count, uint64_t seed) {
     T* values = reinterpret_cast<T*>(pinned.data());
@@ -184,15 +240,18 @@ class SharesTwin {
   std::vector<int64_t> begin_;  // of each shape's residual stream, in elements
   int64_t all_elements_ = 0;
   size_t largest_ = 0;
+  bool products_;
   std::unique_ptr<kernels::OpState> state_;
   device::Buffer start_;          // this rank's own
   device::Buffer scratch_[2];     // residual streams of what makes the terms; [0] shared, [1] apart
+  device::Buffer term_;           // of all rows, on their way to the ranks
   device::Buffer x_;              // apart
   device::Buffer spare_;          // nobody reads it
   device::Buffer share_;          // of every shape's residual stream
   device::Buffer residual_;       // apart: every shape's, whole
   device::Buffer residual_host_;  // how they begin
   device::Buffer weight_;
+  device::Buffer matrix_;
   device::Buffer download_[2];
 };
 
@@ -276,6 +335,55 @@ TEST_P(P2pShares, CallsOfAllShapesBackToBack) {
   });
 }
 
+TEST_P(P2pShares, SumsAlone) {
+  run([](World& world, Site& site) {
+    auto check = [&](auto type) {
+      using T = decltype(type);
+      with_shapes<T>(world, site, all_shapes(), [](SharesTwin<T>& twin, GroupUnderTest&) {
+        twin.restart();
+        for (size_t shape = 0; shape < twin.num_shapes(); ++shape) {
+          SCOPED_TRACE(std::to_string(twin.rows(shape)) + " rows of " + std::to_string(twin.hidden(shape)));
+          twin.shared(shape);
+          twin.shared_sum(shape);
+          twin.apart(shape);
+          twin.apart_sum(shape);
+          twin.expect_alike();
+        }
+      });
+    };
+    check(BFloat16{});
+    check(Float16{});
+  });
+}
+
+// By one kernel where there are many rows, by one a share where there are few.
+TEST_P(P2pShares, TakeWhatProductsStoreAtTheRanks) {
+  if (ranks_share_gpu()) GTEST_SKIP() << "products take the room in which the other rank's calls wait";
+  run([](World& world, Site& site) {
+    auto check = [&](auto type) {
+      using T = decltype(type);
+      const std::vector<ShareShape> shapes = {{512, 512}, {3, 512}, {513, 512}, {130, 512}, {400, 512}};
+      auto body = [](SharesTwin<T>& twin, GroupUnderTest& group) {
+        for (unsigned seed = 1; seed <= 4; ++seed) {
+          const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 40);
+          std::mt19937 generator(seed);
+          twin.restart();
+          for (size_t shape : calls) {
+            if (static_cast<int>(generator() % static_cast<unsigned>(2 * group.size())) == group.rank())
+              twin.fall_behind(generator() % 20);
+            twin.shared(shape);
+          }
+          for (size_t shape : calls) twin.apart(shape);
+          twin.expect_alike();
+        }
+      };
+      with_twin<SharesTwin, T>(world, site, body, shapes, true);
+    };
+    check(BFloat16{});
+    check(Float16{});
+  });
+}
+
 // Now one rank comes late to a call, now another; and those that wait have their next calls behind it.
 TEST_P(P2pShares, RanksThatComeLate) {
   run([](World& world, Site& site) {
@@ -352,21 +460,23 @@ TEST_P(P2pShares, TakesWhatItsKernelAndItsLimitAreFor) {
     EXPECT_FALSE(reducer.takes_shares(rows, 572, DType::kBF16));
     EXPECT_TRUE(reducer.takes_shares(group.size(), 8, DType::kBF16));
     EXPECT_FALSE(reducer.takes(rows, 576, DType::kBF16));
-    const Tensor term = reducer.shared_term(rows, 576, DType::kBF16);
+    const int64_t share = rows / group.size();
+    const Tensor term = reducer.shared_term(group.rank(), rows, 576, DType::kBF16);
     const Tensor out = reducer.shared_out(rows, 576, DType::kBF16);
     ASSERT_TRUE(term && out);
-    EXPECT_EQ(term.dim(0), rows);
+    EXPECT_EQ(term.dim(0), share);
+    EXPECT_EQ(out.dim(0), rows);
     EXPECT_EQ(term.dim(1), 576);
     EXPECT_EQ(term.device, site.backend().device());
     EXPECT_GE(std::abs(static_cast<std::byte*>(term.data) - static_cast<std::byte*>(out.data)), term.bytes());
-    EXPECT_FALSE(reducer.shared_term(rows - 1, 576, DType::kBF16));
+    EXPECT_FALSE(reducer.shared_term(0, rows - 1, 576, DType::kBF16));
     EXPECT_FALSE(reducer.shared_out(rows - 1, 576, DType::kBF16));
   });
   run_with(GetParam(), PeerLimits{.packets_bytes = 4096}, [](World& world, Site& site) {
     GroupUnderTest group = make_group(world, site);
     auto& reducer = dynamic_cast<NormReducer&>(*group.comm);
     EXPECT_FALSE(reducer.takes_shares(group.size(), 576, DType::kBF16));
-    EXPECT_FALSE(reducer.shared_term(group.size(), 576, DType::kBF16));
+    EXPECT_FALSE(reducer.shared_term(0, group.size(), 576, DType::kBF16));
   });
 }
 

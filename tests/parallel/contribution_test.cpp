@@ -94,28 +94,43 @@ class Reducer : public comm::NormReducer {
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override {
     return takes(rows, hidden, dtype) && rows % group_.info().size == 0;
   }
-  Tensor shared_term(int64_t rows, int64_t hidden, DType dtype) const override {
-    return Tensor::contiguous(term_.data(), dtype, {rows, hidden});
+  Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override {
+    const int64_t share = rows / group_.info().size;
+    return Tensor::contiguous(term_.data(), dtype, {rows, hidden}).rows(rank * share, share);
   }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override {
     return Tensor::contiguous(out_.data(), dtype, {rows, hidden});
   }
   // Of the rows that are the other ranks' nothing comes.
-  void add_rms_norm_of_shares(const comm::SumAndNorm& call, device::Stream& stream) override {
-    CHECK(call.x.data == term_.data() && call.out.data == out_.data());
-    const int64_t share = call.x.dim(0) / group_.info().size;
+  void add_rms_norm_of_shares(const comm::SharesAndNorm& call, device::Stream& stream) override {
+    CHECK(call.out.data == out_.data());
+    const int64_t share = call.out.dim(0) / group_.info().size;
     CHECK_EQ(call.residual.dim(0), share);
-    all_reduce_add_rms_norm({.x = call.x.narrow(0, 0, share),
+    all_reduce_add_rms_norm({.x = own_term(call.residual),
                              .residual = call.residual,
                              .weight = call.weight,
                              .epsilon = call.epsilon,
                              .out = call.out.narrow(0, 0, share)},
                             stream);
   }
+  void add_shares(const Tensor& residual, device::Stream& stream) override {
+    const Tensor term = own_term(residual);
+    group_.add_up(term, term, stream);
+    ops_.table().add(ops_.state(), stream, {.a = residual, .b = term});
+  }
+  // Of the rows of another rank, as it was left.
+  std::vector<float> term_for(int rank) const {
+    const int64_t share = kRows / group_.info().size * kHidden;
+    return {term_.begin() + rank * share, term_.begin() + (rank + 1) * share};
+  }
 
   int calls = 0;
 
  private:
+  Tensor own_term(const Tensor& share) const {
+    return Tensor::contiguous(term_.data(), share.dtype, {share.dim(0), share.dim(1)});
+  }
+
   const Group& group_;
   const kernels::Ops& ops_;
   int64_t most_rows_;
@@ -256,8 +271,10 @@ TEST(Contribution, SequenceParallelSumsAreLeftToTheNormOfSharesWhereTheGroupHasI
        {Layout{.tp = 2, .sequence_parallel = true}, Layout{.tp = 2, .sequence_parallel_from = kRows}}) {
     Stage apart({.tp = 2, .sequence_parallel = true}, -1);
     Stage stage(layout, kRows);
-    EXPECT_EQ(stage.names(), (Calls{"linear", "add_rms_norm_of_shares", "linear", "reduce_scatter", "add"}));
+    EXPECT_EQ(stage.names(),
+              (Calls{"linear_shares", "add_rms_norm_of_shares", "linear_shares", "add_shares"}));
     EXPECT_EQ(stage.fused_calls(), 1);
+    EXPECT_EQ(stage.group().reduce_scatters, 0);
     std::vector<float> own_rows = stage.normed();
     ASSERT_EQ(own_rows.size(), kRows * kHidden);
     own_rows.resize(kRows / 2 * kHidden);

@@ -1,0 +1,44 @@
+// Products of prompts by wgmma: y = silu(x · Gᵀ) · (x · Uᵀ), the gate applied where its sums are, and
+// y = x · Wᵀ whose rows go to several places. Needs compute capability 9.0.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <span>
+
+#include "kernels/cuda/hopper_device.h"
+#include "kernels/cuda/matmul_shape.h"
+
+namespace llm_dist::kernels {
+
+// Dense weights in bf16 or f16 without a bias, 256 rows of x at least.
+class PromptLinear {
+ public:
+  static constexpr int kMostShares = 8;
+
+  // `device`: the calling thread's.
+  explicit PromptLinear(const HopperDevice& device);
+
+  bool takes_gated(const MatmulShape& shape) const;
+  // Does not touch operands.product.
+  cudaError_t launch_gated(const MatmulShape& shape,
+                           const MatmulOperands& operands,
+                           cudaStream_t stream) const;
+
+  // y in so many runs of rows, of one length.
+  bool takes_shares(const MatmulShape& shape, int shares) const;
+  // The i-th run goes to shares[i], where its rows are shape.y_stride apart: this device's memory or what it
+  // can reach of another's. Run `first` is multiplied first, the others follow it round. operands.y is not
+  // used.
+  cudaError_t launch_shares(const MatmulShape& shape,
+                            const MatmulOperands& operands,
+                            std::span<void* const> shares,
+                            int first,
+                            cudaStream_t stream) const;
+
+ private:
+  HopperDevice device_;
+  int eights_;  // clusters of eight blocks that find room at the same time
+};
+
+}  // namespace llm_dist::kernels
