@@ -41,10 +41,13 @@ class NormReducer {
   // The same where ranks share the residual (sequence parallelism): a reduce-scatter, the addition and the
   // norm of a share of the rows, an all-gather. `rows` of all ranks together.
   virtual bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const = 0;
-  // Null unless such a call is taken. [rows/n, hidden]: where this rank's term of `rank`'s rows has to be. Of
-  // many rows in that rank's memory, of few in this one's, one share behind the other. Work on the stream of
-  // the calls writes it.
+  // Null unless such a call is taken. [rows/n, hidden]: where this rank's term of `rank`'s rows has to be: in
+  // this rank's memory, one share behind the other, or of many rows that are handed over in that rank's. Work
+  // on the stream of the calls writes it.
   virtual Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const = 0;
+  // From now on terms of many rows are handed to the ranks whose rows they are. All ranks say so, or none,
+  // and before any call.
+  virtual void hand_terms() = 0;
   // Where out has to be; it stays until the group's next call.
   virtual Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const = 0;
   virtual void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) = 0;

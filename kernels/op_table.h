@@ -27,6 +27,9 @@ struct OpTable {
   // Whether linear and embedding take this scheme beside activations of that dtype; other weights are
   // converted to the activations' dtype when they are loaded.
   bool (*takes_weight)(WeightScheme, DType activation);
+  // Whether linear_shares of many rows by this weight is one kernel, and not as many products as there are
+  // shares.
+  bool (*makes_shares)(const OpState&, const Weight&, bool has_bias, DType activation);
   // May rearrange the weight's bytes in place and mark it packed. Called once, after loading, before any use.
   Status (*prepare_weight)(OpState&, device::Stream&, Weight&);
   void (*attention_plan)(OpState&, device::Stream&, const AttentionPlanParams&);

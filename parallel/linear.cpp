@@ -58,14 +58,17 @@ RowParallelLinear::RowParallelLinear(
     const Context& context, const std::string& name, Range input, int64_t output_size, bool bias)
     : context_(context), region_(context, output_size), output_size_(output_size) {
   output_ = context.arena->declare("partial", RowKind::kTokens, output_size, context.dtype);
-  context.weights->matrices.push_back({&weight_,
-                                       output_size,
-                                       input.count,
-                                       {{name + ".weight", 0, output_size, input.begin, input.count, 0}},
-                                       /*is_linear=*/true});
-  if (bias && context.mesh.rank_tp() == 0) {
+  const bool has_bias = bias && context.mesh.rank_tp() == 0;
+  context.weights->matrices.push_back(
+      {.target = &weight_,
+       .rows = output_size,
+       .cols = input.count,
+       .pieces = {{name + ".weight", 0, output_size, input.begin, input.count, 0}},
+       .is_linear = true,
+       .makes_terms = true,
+       .has_bias = has_bias});
+  if (has_bias)
     context.weights->vectors.push_back({&bias_, output_size, {{name + ".bias", 0, output_size, 0, 1, 0}}});
-  }
 }
 
 Tensor RowParallelLinear::term(const StepView& step) const {

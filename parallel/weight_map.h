@@ -29,6 +29,9 @@ struct MatrixSlot {
   int64_t cols = 0;
   std::vector<WeightPiece> pieces;
   bool is_linear = false;  // of a layer between embedding and head, which may be quantized as it is loaded
+  // Of a row-parallel layer, whose products are terms of a sum over the tensor group.
+  bool makes_terms = false;
+  bool has_bias = false;  // beside those, on this rank
 };
 
 // A vector (norm weight, bias) in the activations' dtype.

@@ -83,15 +83,15 @@ bool PeerCommunicator::takes_shares(int64_t rows, int64_t hidden, DType dtype) c
          rows * hidden * dtype_bytes(dtype) <= resources_->group().limits.shared_bytes;
 }
 
-bool PeerCommunicator::hands_terms(int64_t rows, int64_t hidden, DType dtype) const {
-  return rows * hidden * dtype_bytes(dtype) >= resources_->group().limits.handed_bytes;
+bool PeerCommunicator::are_handed(int64_t rows, int64_t hidden, DType dtype) const {
+  return hands_terms_ && rows * hidden * dtype_bytes(dtype) >= resources_->group().limits.handed_bytes;
 }
 Tensor PeerCommunicator::shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const {
   CHECK(rank >= 0 && rank < info_.size, "rank {} of {}", rank, info_.size);
   if (!takes_shares(rows, hidden, dtype)) return {};
   const PeerView& view = resources_->view();
   const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
-  const bool handed = hands_terms(rows, hidden, dtype);
+  const bool handed = are_handed(rows, hidden, dtype);
   const Tensor terms = Tensor::contiguous(
       view.memory[handed ? rank : view.rank] + view.layout.term, dtype, {rows, hidden}, gpu);
   const int64_t share = rows / info_.size;
@@ -134,7 +134,7 @@ void PeerCommunicator::sum_shares(const Tensor& residual,
                        .epsilon = epsilon,
                        .rows = static_cast<int>(share),
                        .width = static_cast<int>(hidden),
-                       .handed = hands_terms(share * info_.size, hidden, dtype)};
+                       .handed = are_handed(share * info_.size, hidden, dtype)};
   issue("a sum of shares over peer memory", stream, [&](cudaStream_t on) {
     return norm_shares(resources_->view(), dtype, rows, on);
   });

@@ -32,13 +32,14 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override;
   Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override;
+  void hand_terms() override { hands_terms_ = true; }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override;
   void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) override;
   void add_shares(const Tensor& residual, device::Stream& stream) override;
 
  private:
-  // Whether terms of shares stand with the ranks whose rows they are.
-  bool hands_terms(int64_t rows, int64_t hidden, DType dtype) const;
+  // Whether terms of so many rows of all ranks stand with the ranks whose rows they are.
+  bool are_handed(int64_t rows, int64_t hidden, DType dtype) const;
   void sum_shares(const Tensor& residual, const Tensor& weight, float epsilon, device::Stream& stream);
   // How ranks exchange parts of so many bytes; none: too large.
   std::optional<PeerWay> way_of_parts(int64_t part_bytes) const;
@@ -51,6 +52,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   CommInfo info_;
   std::unique_ptr<Communicator> fallback_;
   std::unique_ptr<PeerResources> resources_;  // the first to go: its end is the ranks' farewell
+  bool hands_terms_ = false;
   FirstError error_;
 };
 

@@ -22,7 +22,8 @@ struct PeerLimits {
   // Up to here a sum goes into residual stream and norm in one kernel, as packets (comm/norm_reducer.h).
   int64_t norm_bytes = 0;
   // Up to here ranks that share the residual stream sum, add and norm in one kernel. Memory of this size
-  // twice. From the second on a rank's terms of another's rows stand with that one.
+  // twice. From the second on, which 0 does not end, a rank's terms of another's rows stand with that one,
+  // where terms are handed at all.
   int64_t shared_bytes = 0;
   int64_t handed_bytes = 0;
   // Up to here, in all ranks' parts together, ranks exchange parts in one shot. Memory of this size twice, in

@@ -59,9 +59,9 @@ struct PeerLayout {
   int64_t gather = 0;          // units [size][part_units]: the ranks' finished parts
   int64_t norm_packets = 0;    // packets [2 slots][size][kNormRows][kNormRowUnits], where wanted
   int64_t shared_calls = 0;    // uint64_t [kSharedBlocks]
-  int64_t term_flags = 0;    // uint64_t [kSharedBlocks][kMaxPeerRanks]: calls whose terms the peers have sent
-  int64_t normed_flags = 0;  // likewise: calls whose normed rows they have sent
-  int64_t term = 0;  // units [units of shared_bytes]: all ranks' terms of this rank's share of a shared call
+  int64_t term_flags = 0;      // uint64_t [kSharedBlocks][kMaxPeerRanks]: calls whose terms the peers have
+  int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
+  int64_t term = 0;    // units [units of shared_bytes]: of a shared call, see ShareRows (shared_norm.h)
   int64_t normed = 0;  // likewise: its out
   // Of messages, rows by message_row.
   int64_t pieces_sent = 0;      // uint64_t [size - 1][kMessageBlocks]: to each peer; this rank's own

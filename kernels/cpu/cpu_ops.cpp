@@ -19,6 +19,7 @@ const OpTable& cpu_ops() {
       .make_state = make_cpu_state,
       .workspace_bytes = cpu_workspace_bytes,
       .takes_weight = takes_weight_cpu,
+      .makes_shares = [](const OpState&, const Weight&, bool, DType) { return false; },
       .prepare_weight = prepare_weight_cpu,
       .attention_plan = attention_plan_cpu,
       .embedding = embedding_cpu,

@@ -29,6 +29,7 @@ constexpr OpTable kOps{
     .make_state = make_state,
     .workspace_bytes = CudaOpState::workspace_bytes,
     .takes_weight = takes_weight,
+    .makes_shares = makes_shares_cuda,
     .prepare_weight = prepare_weight,
     .attention_plan = attention_plan_cuda,
     .embedding = embedding_cuda,

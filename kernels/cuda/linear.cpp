@@ -95,6 +95,23 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
   run(as_cuda_state(state), shape_of(params, operands), operands, cuda);
 }
 
+bool makes_shares_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation) {
+  constexpr int64_t kManyRows = 4096;
+  const MatmulShape shape{
+      .m = kManyRows,
+      .n = weight.n,
+      .k = weight.k,
+      .x_stride = weight.k,
+      .y_stride = weight.n,
+      .in = activation,
+      .out = activation,
+      .has_bias = has_bias,
+      .f8_weight = weight.scheme == WeightScheme::kF8E4M3,
+      .alignment = common_alignment({.w = weight.parts[0].data}),
+  };
+  return static_cast<const CudaOpState&>(state).matmul().prefers_shares(shape, 1);
+}
+
 void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
   CHECK(params.num_outs > 0 && params.num_outs <= LinearSharesParams::kMostOuts &&
             params.x.dim(0) % params.num_outs == 0,

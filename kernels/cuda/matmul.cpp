@@ -29,8 +29,6 @@ constexpr int kGated = -2;
 // Of gates from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
 // prompts are: a single call on a cool GPU says otherwise (docs/performance.md).
 constexpr int64_t kGatedRows = 1024;
-// Of y in shares: with fewer rows in all, the library's kernels have smaller tiles.
-constexpr int64_t kSharesRows = 512;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
@@ -263,8 +261,7 @@ bool Matmul::prefers_gated(const MatmulShape& shape) const {
 }
 
 bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
-  if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_shares(shape, shares)) return false;
-  return are_ours(kernels_) || shape.m >= kSharesRows;
+  return kernels_ != LinearKernels::kLibrary && prompts_.takes_shares(shape, shares);
 }
 
 void Matmul::run_shares(const MatmulShape& shape,

@@ -49,8 +49,7 @@ class Matmul {
 
   // Issues the product; an error fails the stream.
   void run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
-  // Whether one kernel makes y in so many runs of rows and is the one to take; then run_shares does
-  // (PromptLinear::launch_shares).
+  // Whether one kernel makes y in so many runs of rows; then run_shares does (PromptLinear::launch_shares).
   bool prefers_shares(const MatmulShape& shape, int shares) const;
   void run_shares(const MatmulShape& shape,
                   const MatmulOperands& operands,

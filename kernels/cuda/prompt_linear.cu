@@ -82,7 +82,6 @@ constexpr int kMultiplierRegisters = 240;
 
 struct TileArgs {
   int rows = 0;         // of a share of y
-  int columns = 0;      // of y
   int half_stride = 0;  // rows of W from a tile's first half to its second
   int steps = 0;        // stages that hold all columns of x
   int steps_a_box = 1;  // of a tile that is stored while the next one is multiplied
@@ -380,7 +379,6 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
   const int64_t rows = shape.m / shares;
   const TileArgs args{
       .rows = static_cast<int>(rows),
-      .columns = static_cast<int>(shape.columns()),
       .half_stride = kGates ? static_cast<int>(shape.columns()) : kHalfRows,
       .steps = static_cast<int>(shape.k / kStageColumns),
       .steps_a_box = std::max(1, static_cast<int>(shape.k / kStageColumns) / Memory<Kind>::kOutBoxes),

@@ -136,6 +136,7 @@ Status RankEngine::build() {
   ASSIGN_OR_RETURN(model_, build_model(*parts_.checkpoint, options_, context));
   RETURN_IF_ERROR(arena_.allocate(*parts_.backend));
   RETURN_IF_ERROR(load());
+  RETURN_IF_ERROR(agree_on_terms(norm_reducer));
   ASSIGN_OR_RETURN(
       kv_cache_, KvCache::create(*parts_.backend, kv_spec_of(*model_.model, options_), options_.num_blocks));
   RETURN_IF_ERROR(make_lanes());
@@ -192,6 +193,22 @@ Status RankEngine::agree_on_shares(const comm::NormReducer* reducer) {
   if (mesh_.rank() == 0)
     log_info("no step is sequence parallel: steps of {} tokens have no kernel for norms of shares",
              options_.max_num_batched_tokens);
+  return ok_status();
+}
+
+// Terms stand where all ranks look for them. Handed over by as many products as there are ranks, each of
+// which reads the weights, they would cost more than they save.
+Status RankEngine::agree_on_terms(comm::NormReducer* reducer) {
+  if (!mesh_.sequence_parallel()) return ok_status();
+  bool makes = reducer != nullptr;
+  for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
+    if (slot.makes_terms)
+      makes = makes && parts_.ops->makes_shares(*op_state_, *slot.target, slot.has_bias, options_.dtype);
+  }
+  ASSIGN_OR_RETURN(
+      std::vector<std::string> all,
+      parts_.world->all_gather_bytes(makes ? "yes" : "no", Deadline::after_seconds(kAgreeDeadlineSeconds)));
+  if (std::ranges::find(all, "no") == all.end()) reducer->hand_terms();
   return ok_status();
 }
 

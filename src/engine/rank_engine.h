@@ -84,6 +84,7 @@ class RankEngine {
   Status load();
   Status agree_on_blocks();
   Status agree_on_shares(const comm::NormReducer* reducer);
+  Status agree_on_terms(comm::NormReducer* reducer);
   Status warm_up();
   Status capture_graphs();
 

@@ -24,6 +24,7 @@ from replicas_test import MODEL, Cluster  # noqa: E402
 
 FULL = bool(os.environ.get("LLM_DIST_FULL"))
 ITEMS, FAULTS = (2000, 30) if FULL else (48, 3)
+MOST_TOKENS = 8 if FULL else 32  # so that few items, too, last until all replicas are there
 SEED = int(os.environ.get("LLM_DIST_SEED", "3"))
 TP = int(os.environ.get("LLM_DIST_TP", "1"))
 REPLICAS = 2
@@ -38,7 +39,7 @@ def make_items():
     lines = []
     for i in range(ITEMS):
         prompt = "The " + " ".join(draw.choice(WORDS) for _ in range(draw.choice([2, 4, 8])))
-        body = {"model": "smollm2", "prompt": prompt, "max_tokens": draw.randint(1, 8), "temperature": 0,
+        body = {"model": "smollm2", "prompt": prompt, "max_tokens": draw.randint(1, MOST_TOKENS), "temperature": 0,
                 "ignore_eos": True, "skip_special_tokens": False, "logprobs": 5}
         lines.append(json.dumps({"custom_id": f"item-{i}", "method": "POST", "url": "/v1/completions", "body": body}))
     return "\n".join(lines) + "\n"

@@ -204,6 +204,7 @@ void compare_products(const kernels::CudaModule& module,
           .value();
   auto group = make_p2p_communicator(bench.world, ranks, "products", rank).value();
   auto& reducer = dynamic_cast<NormReducer&>(*group);
+  reducer.hand_terms();
   auto allocate = [&](int64_t count) {
     return bench.backend.allocate(count * 2, device::MemoryKind::kDevice).value();
   };

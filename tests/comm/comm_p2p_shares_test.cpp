@@ -41,6 +41,7 @@ class SharesTwin {
         backend_(site.backend()),
         shapes_(std::move(shapes)),
         products_(products) {
+    reducer_.hand_terms();
     for (size_t i = 0; i < shapes_.size(); ++i) {
       begin_.push_back(all_elements_);
       all_elements_ += elements(i);
@@ -49,7 +50,12 @@ class SharesTwin {
     const int64_t most = elements(largest_);
     int64_t most_rows = 0;
     for (const ShareShape& shape : shapes_) most_rows = std::max(most_rows, shape.rows_of_rank * size());
-    state_ = cuda_module().value()->ops->make_state(backend_, {.max_tokens = most_rows}).value();
+    // Of products by kernels of ours shares have the bits of the whole.
+    state_ =
+        cuda_module()
+            .value()
+            ->ops->make_state(backend_, {.max_tokens = most_rows, .linear = kernels::LinearKernels::kOwn})
+            .value();
     for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &spare_})
       *buffer = allocate(most, device::MemoryKind::kDevice);
     share_ = allocate(all_elements_ / size(), device::MemoryKind::kDevice);
@@ -356,13 +362,16 @@ TEST_P(P2pShares, SumsAlone) {
   });
 }
 
-// By one kernel where there are many rows, by one a share where there are few.
+// By one kernel where there are many rows, by one a share where there are few. Of the largest
+// shape blocks have more than one tile, and their stores cross beside products.
 TEST_P(P2pShares, TakeWhatProductsStoreAtTheRanks) {
   if (ranks_share_gpu()) GTEST_SKIP() << "products take the room in which the other rank's calls wait";
   run([](World& world, Site& site) {
     auto check = [&](auto type) {
       using T = decltype(type);
-      const std::vector<ShareShape> shapes = {{512, 512}, {3, 512}, {513, 512}, {130, 512}, {400, 512}};
+      constexpr int64_t kWidth = 2048;
+      std::vector<ShareShape> shapes;
+      for (int64_t rows_of_rank : {512, 3, 513, 130, 1100}) shapes.push_back({rows_of_rank, kWidth});
       auto body = [](SharesTwin<T>& twin, GroupUnderTest& group) {
         for (unsigned seed = 1; seed <= 4; ++seed) {
           const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 40);
@@ -471,6 +480,26 @@ TEST_P(P2pShares, TakesWhatItsKernelAndItsLimitAreFor) {
     EXPECT_GE(std::abs(static_cast<std::byte*>(term.data) - static_cast<std::byte*>(out.data)), term.bytes());
     EXPECT_FALSE(reducer.shared_term(0, rows - 1, 576, DType::kBF16));
     EXPECT_FALSE(reducer.shared_out(rows - 1, 576, DType::kBF16));
+  });
+  const PeerLimits handing{.packets_bytes = 4096, .shared_bytes = 64 * 1152, .handed_bytes = 32 * 1152};
+  run_with(GetParam(), handing, [](World& world, Site& site) {
+    GroupUnderTest group = make_group(world, site);
+    auto& reducer = dynamic_cast<NormReducer&>(*group.comm);
+    auto place = [&](int rank, int64_t rows) {
+      return static_cast<std::byte*>(reducer.shared_term(rank, rows, 576, DType::kBF16).data);
+    };
+    const int64_t few = group.size();
+    const int64_t many = (32 + group.size() - 1) / group.size() * group.size();
+    const int64_t share_bytes = many / group.size() * 1152;
+    const std::byte* at_home = place(0, many);
+    for (int64_t rows : {few, many}) {
+      for (int rank = 0; rank < group.size(); ++rank)
+        EXPECT_EQ(place(rank, rows), at_home + rank * (rows / group.size()) * 1152);
+    }
+    reducer.hand_terms();
+    EXPECT_EQ(place(1, few), place(0, few) + 1152);
+    EXPECT_EQ(place(group.rank(), many), at_home + group.rank() * share_bytes);
+    EXPECT_NE(place(1, many), place(0, many) + share_bytes);
   });
   run_with(GetParam(), PeerLimits{.packets_bytes = 4096}, [](World& world, Site& site) {
     GroupUnderTest group = make_group(world, site);

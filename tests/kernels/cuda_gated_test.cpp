@@ -160,6 +160,51 @@ TEST_F(CudaGatedPrompts, AsOnTheCpu) {
   }
 }
 
+// Rows that fill clusters of eight: by those alone, and with some columns by pairs beside them. Rings that
+// wrap, and more tiles than clusters.
+TEST_F(CudaGatedPrompts, OfLargeClustersAsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t n : {512, 3840, 4096})
+      check_dense({.dtype = dtype, .m = 512, .n = n, .k = 576, .whole = true});
+    check_dense({.dtype = dtype, .m = 1024, .n = 4096, .k = 320, .whole = true});
+    check_dense({.dtype = dtype, .m = 1024, .n = 14336, .k = 320, .whole = true});
+  }
+}
+
+// The two kernels of a product behind a small kernel and in front of one, as the first of a chain and its
+// last.
+TEST_F(CudaGatedPrompts, OfLargeClustersBetweenOthers) {
+  constexpr int64_t kRows = 1024;
+  constexpr int64_t kWidth = 4096;
+  const Twin start = random_twin(DType::kBF16, {kRows, kWidth});
+  const Twin w = random_twin(DType::kBF16, {2 * kWidth, kWidth}, 1.3 / std::sqrt(double{kWidth}));
+  const Twin norm_weight = random_twin(DType::kBF16, {kWidth});
+  const Twin products = output_twin(DType::kBF16, {kRows, 2 * kWidth});
+  const Twin residual = output_twin(DType::kBF16, {kRows, kWidth});
+  const Twin ends[] = {output_twin(DType::kBF16, {kRows, kWidth}),
+                       output_twin(DType::kBF16, {kRows, kWidth})};
+  auto chain = [&](bool one_by_one) {
+    gpu_stream_->copy(ends[0].gpu, start.gpu);
+    gpu_stream_->copy(residual.gpu, start.gpu);
+    for (int i = 0; i < 5; ++i) {
+      issue_gated(ends[i % 2], w, products, ends[(i + 1) % 2].gpu);
+      if (one_by_one) synchronize();
+      if (i % 2 == 1) continue;
+      module_->ops->add_rms_norm(*gpu_state_,
+                                 *gpu_stream_,
+                                 {.x = ends[(i + 1) % 2].gpu,
+                                  .residual = residual.gpu,
+                                  .weight = norm_weight.gpu,
+                                  .epsilon = 1e-5f,
+                                  .out = ends[(i + 1) % 2].gpu});
+      if (one_by_one) synchronize();
+    }
+    return download(ends[1]);
+  };
+  const std::vector<std::byte> expected = chain(true);
+  for (int again = 0; again < 10; ++again) EXPECT_EQ(chain(false), expected);
+}
+
 TEST_F(CudaGatedPrompts, OtherShapesAreLeftToTheLibrary) {
   check_dense({.dtype = DType::kBF16, .bias = true, .m = 300, .n = 256, .k = 128});
   check_dense({.dtype = DType::kBF16, .m = 300, .n = 192, .k = 128});

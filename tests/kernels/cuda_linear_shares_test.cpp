@@ -80,6 +80,7 @@ class CudaLinearShares : public CudaLinearTest {
 };
 
 TEST_F(CudaLinearShares, OfManyRowsByOneKernel) {
+  if (!is_hopper()) GTEST_SKIP() << "no kernel of ours for prompts";
   use_state(LinearKernels::kOwn);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     check({.dtype = dtype, .shares = 2, .rows = 128, .n = 256, .k = 64, .first = 1});
@@ -88,8 +89,26 @@ TEST_F(CudaLinearShares, OfManyRowsByOneKernel) {
     check({.dtype = dtype, .shares = 4, .rows = 256, .n = 1024, .k = 128, .first = 3});
     check({.dtype = dtype, .shares = 8, .rows = 33, .n = 512, .k = 256, .first = 5});
   }
-  // More tiles than processors take at once, and shares that do not fill a turn.
-  check({.shares = 2, .rows = 700, .n = 4096, .k = 64, .first = 1});
+  // More tiles than processors take at once, and shares that do not fill a turn: stored while the next tile
+  // is multiplied, in one step and over several.
+  for (int64_t k : {64, 576, 1088}) check({.shares = 2, .rows = 700, .n = 4096, .k = k, .first = 1});
+}
+
+TEST_F(CudaLinearShares, SaysWhichWeightsOneKernelTakes) {
+  const Twin dense = random_twin(DType::kBF16, {512, 192});
+  const Twin odd = random_twin(DType::kBF16, {520, 192});
+  const F8Weight f8 = f8_weight(512, 192);
+  auto gpu = [](const Twin& twin) { return twin.gpu; };
+  auto makes = [&](const Weight& weight, bool has_bias) {
+    return module_->ops->makes_shares(*gpu_state_, weight, has_bias, DType::kBF16);
+  };
+  use_state(LinearKernels::kFastest);
+  EXPECT_EQ(makes(dense_weight(dense, gpu), false), is_hopper());
+  EXPECT_FALSE(makes(dense_weight(dense, gpu), true));
+  EXPECT_FALSE(makes(dense_weight(odd, gpu), false));
+  EXPECT_FALSE(makes(f8.weight(gpu), false));
+  use_state(LinearKernels::kLibrary);
+  EXPECT_FALSE(makes(dense_weight(dense, gpu), false));
 }
 
 TEST_F(CudaLinearShares, OfAnyShapeOneAfterTheOther) {
@@ -123,12 +142,6 @@ TEST_F(CudaLinearShares, SideBySideAreOneProduct) {
   module_->ops->linear(
       *gpu_state_, *gpu_stream_, {.x = x.gpu, .weight = weight, .bias = {}, .out = outs[1].gpu});
   EXPECT_EQ(download(outs[0]), download(outs[1]));
-}
-
-// Without being asked for.
-TEST_F(CudaLinearShares, FromManyRowsOn) {
-  use_state(LinearKernels::kFastest);
-  for (int64_t rows : {255, 256}) check({.shares = 2, .rows = rows, .n = 512, .k = 256, .first = 1});
 }
 
 // A kernel may start while the one in front of it runs, and must not read what that writes, nor write what it

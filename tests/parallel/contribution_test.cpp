@@ -94,10 +94,13 @@ class Reducer : public comm::NormReducer {
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override {
     return takes(rows, hidden, dtype) && rows % group_.info().size == 0;
   }
+  // Apart from each other once they are handed.
   Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override {
     const int64_t share = rows / group_.info().size;
-    return Tensor::contiguous(term_.data(), dtype, {rows, hidden}).rows(rank * share, share);
+    const int64_t at = hands_terms_ ? 2 * rank * share : rank * share;
+    return Tensor::contiguous(term_.data() + at * hidden, dtype, {share, hidden});
   }
+  void hand_terms() override { hands_terms_ = true; }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override {
     return Tensor::contiguous(out_.data(), dtype, {rows, hidden});
   }
@@ -118,10 +121,10 @@ class Reducer : public comm::NormReducer {
     group_.add_up(term, term, stream);
     ops_.table().add(ops_.state(), stream, {.a = residual, .b = term});
   }
-  // Of the rows of another rank, as it was left.
+  // This rank's, as it was left.
   std::vector<float> term_for(int rank) const {
-    const int64_t share = kRows / group_.info().size * kHidden;
-    return {term_.begin() + rank * share, term_.begin() + (rank + 1) * share};
+    const Tensor term = shared_term(rank, kRows, kHidden, DType::kF32);
+    return {term.as<float>(), term.as<float>() + term.numel()};
   }
 
   int calls = 0;
@@ -134,7 +137,8 @@ class Reducer : public comm::NormReducer {
   const Group& group_;
   const kernels::Ops& ops_;
   int64_t most_rows_;
-  mutable std::array<float, kRows * kHidden> term_{};
+  bool hands_terms_ = false;
+  mutable std::array<float, 2 * kRows * kHidden> term_{};
   mutable std::array<float, kRows * kHidden> out_{};
 };
 
@@ -142,10 +146,11 @@ class Reducer : public comm::NormReducer {
 class Stage {
  public:
   // most_rows: of the calls that the group's reducer takes, shared or not; −1: the group has none.
-  Stage(Layout layout, int64_t most_rows)
+  Stage(Layout layout, int64_t most_rows, bool hands_terms = false)
       : group_(layout.tp),
         reducer_(group_, ops_, most_rows),
         arena_({.tokens = kRows, .local_tokens = kRows, .samples = 1}) {
+    if (hands_terms) reducer_.hand_terms();
     Context context{.mesh = Mesh(layout, 0),
                     .dtype = DType::kF32,
                     .arena = &arena_,
@@ -168,6 +173,7 @@ class Stage {
   const std::vector<int64_t>& rows() const { return observer_.rows; }
   const Group& group() const { return group_; }
   int fused_calls() const { return reducer_.calls; }
+  const Reducer& reducer() const { return reducer_; }
   const std::vector<float>& normed() const { return normed_; }
   const std::vector<float>& left() const { return left_; }
 
@@ -280,6 +286,13 @@ TEST(Contribution, SequenceParallelSumsAreLeftToTheNormOfSharesWhereTheGroupHasI
     own_rows.resize(kRows / 2 * kHidden);
     EXPECT_EQ(own_rows, apart.normed());
     EXPECT_EQ(stage.left(), apart.left());
+
+    Stage handing(layout, kRows, true);
+    EXPECT_EQ(handing.names(), stage.names());
+    EXPECT_EQ(handing.normed(), stage.normed());
+    EXPECT_EQ(handing.left(), stage.left());
+    EXPECT_EQ(handing.reducer().term_for(1), stage.reducer().term_for(1));
+    EXPECT_NE(stage.reducer().term_for(1), std::vector<float>(kRows / 2 * kHidden, 0.0f));
   }
 }
 
@@ -300,6 +313,8 @@ TEST(ContributionDeathTest, ATermIsNotTakenForTheSum) {
   const Tensor tensor = Tensor::contiguous(&number, DType::kF32, {1, 1});
   EXPECT_DEATH((void)Contribution::partial(tensor).sum(), "taken for the sum");
   EXPECT_DEATH((void)Contribution::finished(tensor).term(), "taken for a rank's term");
+  EXPECT_DEATH((void)Contribution::scattered(tensor).sum(), "taken for the sum");
+  EXPECT_DEATH((void)Contribution::scattered(tensor).term(), "taken for a rank's term");
   EXPECT_FALSE(Contribution());
 }
 

@@ -169,7 +169,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 said = what() if callable(what) else what
                 raise AssertionError(f"not within {limit_s} s: {said}\n{self.logs()}")
-            time.sleep(0.2)
+            time.sleep(0.05)
         return result
 
     def logs(self):

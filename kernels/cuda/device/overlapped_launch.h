@@ -36,7 +36,8 @@ inline bool starts_kernels_early() {
 
 // Launches a kernel that may start before the one in front of it on the stream has ended (programmatic
 // dependent launch): all of its threads call wait_for_previous() before they touch anything that a step
-// writes (device/overlap.cuh), and before they return.
+// writes (device/overlap.cuh), and before they return. The second kernel of prompt_linear.cu touches what its
+// first one does before it waits: that one lets it start when all of its threads have waited.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};
