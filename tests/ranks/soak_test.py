@@ -1,12 +1,14 @@
 """What a server is to bear for days: starts and ends, slow clients, overload, clients that leave. Short here; as
 long as operations asks for, with its bounds on time, where LLM_DIST_FULL is set."""
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
 import pathlib
 import resource
 import signal
+import socket
 import statistics
 import tempfile
 import time
@@ -54,6 +56,13 @@ async def ask(address, method, path, body=None, limit_s=60):
 
 def p99(values):
     return statistics.quantiles(values, n=100)[98]
+
+
+def send_queues(port):
+    """Bytes that the kernel holds for each client of this port: sent and not acknowledged, or not sent yet."""
+    rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = [row for row in rows if row[3] == "01" and int(row[1].split(":")[1], 16) == port]
+    return [int(row[4].split(":")[0], 16) for row in established]
 
 
 def sockets_of(mark):
@@ -109,17 +118,31 @@ class StartAndStop(unittest.TestCase):
 
 class SlowClients(unittest.TestCase):
     """Four kinds of slow connections beside a client like any other."""
+    KINDS = ("silent", "header", "body", "deaf")
 
     def setUp(self):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
 
+    async def connect(self, address, kind):
+        """A deaf client has the segments and the window of one across a network: over the loopback the kernel would
+        take megabytes that nobody reads before the server cannot write."""
+        with contextlib.ExitStack() as on_failure:
+            sock = on_failure.enter_context(socket.socket())
+            sock.setblocking(False)
+            if kind == "deaf":
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
+            await asyncio.get_running_loop().sock_connect(sock, address)
+            on_failure.pop_all()
+        return await asyncio.open_connection(sock=sock, limit=1 << 12)
+
     async def slow_client(self, address, kind, stop):
         """Comes back when it is cut off."""
         while not stop.is_set():
             try:
-                reader, writer = await asyncio.open_connection(*address, limit=1 << 12)
+                reader, writer = await self.connect(address, kind)
                 try:
                     await self.be_slow(reader, writer, kind, stop)
                 finally:
@@ -144,52 +167,83 @@ class SlowClients(unittest.TestCase):
             head, _, body = request_bytes("POST", "/v1/completions", completion(2)).partition(b"\r\n\r\n")
             writer.write(head + b"\r\n\r\n")
             await drip(body)
-        else:  # asks again and again and reads nothing
+        else:  # asks again and again, for answers so long that a few fill its connection, and reads nothing
             writer.transport.pause_reading()
             while not stop.is_set() and not writer.transport.is_closing():
                 if writer.transport.get_write_buffer_size() < 1 << 12:
-                    writer.write(request_bytes("GET", "/v1/models") * 20)
+                    writer.write(request_bytes("GET", "/metrics") * 20)
                 await asyncio.sleep(1)
 
     async def normal_client(self, address, count):
-        took = []
-        for _ in range(count):
+        """The seconds of so many requests, or of those of a minute: a server that stalls is found out soon."""
+        took, end = [], time.monotonic() + 60
+        while len(took) < count and time.monotonic() < end:
             status, _, seconds = await ask(address, "POST", "/v1/completions", completion(4))
             self.assertEqual(status, 200)
             took.append(seconds)
         return took
 
     def crowd(self, address, end):
-        """A process of its own, that yields: what 2,000 clients cost on other machines is not the server's."""
+        """A process of its own, that yields to the normal client: 2,000 clients run on other machines."""
         os.nice(19)
 
         async def all_of_them():
             stop = asyncio.Event()
-            kinds = ("silent", "header", "body", "deaf")
-            slow = [asyncio.create_task(self.slow_client(address, kinds[i % 4], stop)) for i in range(NUM_SLOW)]
+            slow = [asyncio.create_task(self.slow_client(address, self.KINDS[i % len(self.KINDS)], stop))
+                    for i in range(NUM_SLOW)]
             while not end.is_set():
                 await asyncio.sleep(0.1)
             stop.set()
             await asyncio.wait_for(asyncio.gather(*slow), 60)
         asyncio.run(all_of_them())
 
-    def check(self, server):
-        count = 300 if harness.FULL else 20
-        undisturbed = asyncio.run(self.normal_client(server.address, count))
+    def wait_for_the_crowd(self, address):
+        """Until it is what it is to be: the deaf do not merely ask often, more than an answer is stuck on each."""
+        deaf = NUM_SLOW // len(self.KINDS)
+
+        def seen():
+            queues = send_queues(address[1])
+            return len(queues), sum(queue > 1 << 14 for queue in queues)
+
+        def all_there():
+            connections, stuck = seen()
+            return connections >= 0.95 * NUM_SLOW and stuck >= 0.95 * deaf
+        harness.wait_until(
+            all_there, harness.STARTUP_S, interval_s=0.5,
+            what=lambda: "{} connections, answers stuck on {}; awaited {} and {}".format(*seen(), NUM_SLOW, deaf))
+
+    def measure(self, server):
+        """The normal client's p99 before, with and after the slow ones."""
+        def p99_of(count):
+            return p99(asyncio.run(self.normal_client(server.address, count)))
+        # Longer than the server waits for a header: the silent are cut off and come back within it.
+        count = 1000 if harness.FULL else 20
+        before = p99_of(count // 2)
         processes = multiprocessing.get_context("fork")
         end = processes.Event()
         crowd = processes.Process(target=self.crowd, args=(server.address, end))
         crowd.start()
         self.addCleanup(crowd.kill)
-        time.sleep(5)
-        disturbed = asyncio.run(self.normal_client(server.address, count))
+        self.wait_for_the_crowd(server.address)
+        disturbed = p99_of(count)
         self.assertIsNone(crowd.exitcode, "the slow clients ended too soon")
         end.set()
         crowd.join(90)
         self.assertEqual(crowd.exitcode, 0)
-        print(f"  {NUM_SLOW} slow connections: p99 {p99(undisturbed) * 1e3:.0f} -> {p99(disturbed) * 1e3:.0f} ms")
+        harness.wait_until(lambda: not send_queues(server.address[1]), 60, "the server has closed all connections")
+        after = p99_of(count // 2)
+        print(f"  {NUM_SLOW} slow connections: p99 {before * 1e3:.0f} -> {disturbed * 1e3:.0f} -> {after * 1e3:.0f} ms")
+        return before, disturbed, after
+
+    def check(self, server):
+        for _ in range(3 if harness.FULL else 1):
+            before, disturbed, after = self.measure(server)
+            # The lower one: what else loads the machine in one of them must not widen the bound.
+            alone, machine_was_steady = min(before, after), max(before, after) < 1.5 * min(before, after)
+            if disturbed < 2 * alone or machine_was_steady:
+                break
         if harness.FULL:
-            self.assertLess(p99(disturbed), 2 * p99(undisturbed))
+            self.assertLess(disturbed, 2 * alone)
 
     def test_others_are_served_as_before(self):
         harness.needs_serve()
