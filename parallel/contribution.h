@@ -10,8 +10,8 @@ namespace llm_dist::parallel {
 class Contribution {
  public:
   Contribution() = default;  // none
-  // This rank's terms [num_tokens, hidden] of a sum that is still to be made, each rank's rows with that rank
-  // (NormReducer::shared_term). `own`: this rank's of its own rows [num_tokens / tp, hidden].
+  // This rank's terms [num_tokens, hidden] of a sum that is still to be made, where the group's NormReducer
+  // wants each rank's rows (shared_term). `own`: those of its own rows [num_tokens / tp, hidden].
   static Contribution scattered(const Tensor& own) { return {own, State::kScattered}; }
   // Local rows [local_tokens, hidden], to be added as they are.
   static Contribution finished(const Tensor& sum) { return {sum, State::kSum}; }

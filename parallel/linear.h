@@ -66,7 +66,7 @@ class RowParallelLinear {
  private:
   // Where this rank's term stands: in the group's own memory, if it has some for these rows.
   Tensor term(const StepView& step) const;
-  // Each rank's rows of the term to that rank.
+  // Each rank's rows of the term to where the group wants them.
   Contribution scatter(const Tensor& x, const StepView& step) const;
 
   Context context_;

@@ -83,25 +83,26 @@ bool PeerCommunicator::takes_shares(int64_t rows, int64_t hidden, DType dtype) c
          rows * hidden * dtype_bytes(dtype) <= resources_->group().limits.shared_bytes;
 }
 
+Tensor PeerCommunicator::shared_rows(
+    int rank, int64_t offset, int64_t rows, int64_t hidden, DType dtype) const {
+  const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
+  return Tensor::contiguous(resources_->view().memory[rank] + offset, dtype, {rows, hidden}, gpu);
+}
+
 bool PeerCommunicator::are_handed(int64_t rows, int64_t hidden, DType dtype) const {
   return hands_terms_ && rows * hidden * dtype_bytes(dtype) >= resources_->group().limits.handed_bytes;
 }
 Tensor PeerCommunicator::shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const {
   CHECK(rank >= 0 && rank < info_.size, "rank {} of {}", rank, info_.size);
   if (!takes_shares(rows, hidden, dtype)) return {};
-  const PeerView& view = resources_->view();
-  const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
   const bool handed = are_handed(rows, hidden, dtype);
-  const Tensor terms = Tensor::contiguous(
-      view.memory[handed ? rank : view.rank] + view.layout.term, dtype, {rows, hidden}, gpu);
   const int64_t share = rows / info_.size;
-  return terms.rows((handed ? view.rank : rank) * share, share);
+  return shared_rows(handed ? rank : info_.rank, resources_->view().layout.term, rows, hidden, dtype)
+      .rows((handed ? info_.rank : rank) * share, share);
 }
 Tensor PeerCommunicator::shared_out(int64_t rows, int64_t hidden, DType dtype) const {
   if (!takes_shares(rows, hidden, dtype)) return {};
-  const PeerView& view = resources_->view();
-  const Device gpu{DeviceType::kCuda, static_cast<int16_t>(resources_->group().device_index)};
-  return Tensor::contiguous(view.memory[view.rank] + view.layout.normed, dtype, {rows, hidden}, gpu);
+  return shared_rows(info_.rank, resources_->view().layout.normed, rows, hidden, dtype);
 }
 
 void PeerCommunicator::add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) {

@@ -38,6 +38,8 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void add_shares(const Tensor& residual, device::Stream& stream) override;
 
  private:
+  // At `offset` in a rank's memory.
+  Tensor shared_rows(int rank, int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
   // Whether terms of so many rows of all ranks stand with the ranks whose rows they are.
   bool are_handed(int64_t rows, int64_t hidden, DType dtype) const;
   void sum_shares(const Tensor& residual, const Tensor& weight, float epsilon, device::Stream& stream);

@@ -312,6 +312,8 @@ TEST_P(P2pShares, HaveTheBitsOfTheCallsApart) {
             twin.shared(shape);
             twin.apart(shape);
           }
+          twin.shared_sum(shape);
+          twin.apart_sum(shape);
           twin.expect_alike();
         }
       });
@@ -338,27 +340,6 @@ TEST_P(P2pShares, CallsOfAllShapesBackToBack) {
         twin.expect_alike();
       }
     });
-  });
-}
-
-TEST_P(P2pShares, SumsAlone) {
-  run([](World& world, Site& site) {
-    auto check = [&](auto type) {
-      using T = decltype(type);
-      with_shapes<T>(world, site, all_shapes(), [](SharesTwin<T>& twin, GroupUnderTest&) {
-        twin.restart();
-        for (size_t shape = 0; shape < twin.num_shapes(); ++shape) {
-          SCOPED_TRACE(std::to_string(twin.rows(shape)) + " rows of " + std::to_string(twin.hidden(shape)));
-          twin.shared(shape);
-          twin.shared_sum(shape);
-          twin.apart(shape);
-          twin.apart_sum(shape);
-          twin.expect_alike();
-        }
-      });
-    };
-    check(BFloat16{});
-    check(Float16{});
   });
 }
 

@@ -1,0 +1,170 @@
+// The tiles of prompt_linear.cu: the order in which a block takes them, and the stages in shared memory
+// through which x and W come.
+#pragma once
+
+#include "kernels/cuda/device/cluster.cuh"
+#include "kernels/cuda/device/tma.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/launch.h"
+
+namespace llm_dist::kernels::prompt_products {
+
+constexpr int kMostOutputs = 8;  // shares of y
+constexpr int kMultipliers = 2;  // warpgroups
+constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
+constexpr int kGroupRows = 64;  // of x: what one product takes
+constexpr int kTileRows = kMultipliers * kGroupRows;
+constexpr int kHalfRows = 128;    // of W: a half of a tile's
+constexpr int kSums = kHalfRows;  // of a thread: half of either half's
+constexpr int kRowBytes = 128;    // TMA's widest swizzle
+constexpr int kStageColumns = kRowBytes / 2;
+// Clusters that run at the same time have so many tiles below each other; the others are beside them.
+constexpr int kRasterRows = 8;
+
+// What becomes of a tile's sums. kColumns: of y. kStages: as many as there is room for beside a tile of y.
+struct Gated {
+  static constexpr int kColumns = kHalfRows;
+  static constexpr int kStages = 4;
+  static constexpr int kMostShares = 1;
+  static constexpr bool kStoresAtOnce = true;
+};
+struct Plain {
+  static constexpr int kColumns = 2 * kHalfRows;
+  static constexpr int kStages = 3;
+  static constexpr int kMostShares = kMostOutputs;
+  static constexpr bool kStoresAtOnce = false;
+};
+
+// kRows: blocks below each other, kColumns: beside each other.
+template <int kRows_, int kColumns_>
+struct ClusterOf {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kBlocks = kRows * kColumns;
+  static constexpr int kXRows = kTileRows / kColumns;    // that a block brings of x
+  static constexpr int kWRows = 2 * kHalfRows / kRows;   // and of W
+  static constexpr int kSharers = kRows + kColumns - 1;  // blocks that write to a block's stages
+  static_assert(kRows >= 2 && kHalfRows % kWRows == 0);
+};
+using Pair = ClusterOf<2, 1>;
+using Eight = ClusterOf<4, 2>;
+
+// Registers that a thread keeps or gets: 65,536 in all.
+constexpr int kCopierRegisters = 24;
+constexpr int kMultiplierRegisters = 240;
+
+struct TileArgs {
+  int rows = 0;         // of a share of y
+  int half_stride = 0;  // rows of W from a tile's first half to its second
+  int steps = 0;        // stages that hold all columns of x
+  int steps_a_box = 1;  // of a tile that is stored while the next one is multiplied
+  int row_tiles = 0;    // of clusters, of a share
+  int column_tiles = 0;
+  int first_column = 0;  // of y, that the kernel multiplies
+  int shares = 1;
+  int first_share = 0;
+  bool second = false;  // of the two kernels of a product
+};
+
+// Of y, one a share.
+template <int kCount>
+struct OutMaps {
+  CUtensorMap of_share[kCount];
+};
+
+// Rows of 128 bytes, whose 16-byte pieces TMA permutes.
+template <typename Kind>
+struct Memory {
+  static constexpr int kStages = Kind::kStages;
+  static constexpr int kXBytes = kTileRows * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + 2 * kHalfRows * kRowBytes;
+  static constexpr int kOutBoxBytes = kGroupRows * kRowBytes;
+  static constexpr int kOutBoxes = Kind::kColumns / kStageColumns;  // of a warpgroup, side by side in y
+  static constexpr int kBytes = kStages * kStageBytes + kMultipliers * kOutBoxes * kOutBoxBytes;
+
+  std::byte* base;  // at a multiple of 1024, the same in all blocks of a cluster
+  uint64_t* full;   // barriers of the stages
+  uint64_t* empty;
+
+  __device__ std::byte* x(int stage, int group) const {
+    return base + stage * kStageBytes + group * kGroupRows * kRowBytes;
+  }
+  __device__ std::byte* w(int stage) const { return base + stage * kStageBytes + kXBytes; }
+  __device__ std::byte* out(int group, int box) const {
+    return base + kStages * kStageBytes + (group * kOutBoxes + box) * kOutBoxBytes;
+  }
+};
+
+template <typename Kind>
+constexpr int kSharedBytes = Memory<Kind>::kBytes + 1024;  // to where the base may begin
+
+// Of y: its share, and the first row in that and the first column.
+struct Tile {
+  int share;
+  int row;
+  int column;
+};
+
+// A block's walk over the tiles.
+template <typename Kind, typename C>
+struct Walk {
+  const TileArgs& args;
+  int rank = static_cast<int>(blockIdx.x) % C::kBlocks;
+  int row = rank % C::kRows;  // of the block in its cluster
+  int column = rank / C::kRows;
+
+  // run(tile)
+  template <typename Run>
+  __device__ void each_tile(Run&& run) const {
+    const int clusters = static_cast<int>(gridDim.x) / C::kBlocks;
+    const int of_share = args.row_tiles * args.column_tiles;
+    for (int i = static_cast<int>(blockIdx.x) / C::kBlocks; i < args.shares * of_share; i += clusters) {
+      const int share = args.first_share + i / of_share;
+      const int tile = i % of_share;
+      const int first = tile / (kRasterRows * args.column_tiles) * kRasterRows;
+      const int height = min(kRasterRows, args.row_tiles - first);
+      const int rest = tile - first * args.column_tiles;
+      run(Tile{.share = share < args.shares ? share : share - args.shares,
+               .row = ((first + rest % height) * C::kRows + row) * kTileRows,
+               .column = args.first_column + (rest / height * C::kColumns + column) * Kind::kColumns});
+    }
+  }
+};
+
+// One thread calls it.
+template <typename Kind, typename C>
+__device__ inline void bring_tiles(const CUtensorMap& x,
+                                   const CUtensorMap& w,
+                                   const Walk<Kind, C>& walk,
+                                   const Memory<Kind>& memory) {
+  constexpr uint32_t kColumnOfBlocks = (1u << C::kRows) - 1;
+  uint32_t row_of_blocks = 0;
+  for (int i = 0; i < C::kColumns; ++i) row_of_blocks |= 1u << (walk.row + i * C::kRows);
+  const auto x_readers = static_cast<uint16_t>(row_of_blocks);
+  const auto w_readers = static_cast<uint16_t>(kColumnOfBlocks << (walk.column * C::kRows));
+  const int w_at = walk.row * C::kWRows;  // of a stage's rows of W
+  const uint64_t policy = policy_read_normally();
+  Cursor<Kind::kStages> cursor;
+  walk.each_tile([&](const Tile& tile) {
+    const int x_row = tile.share * walk.args.rows + tile.row;
+    const int w_row = w_at / kHalfRows * walk.args.half_stride + tile.column + w_at % kHalfRows;
+#pragma unroll 1
+    for (int step = 0; step < walk.args.steps; ++step) {
+      uint64_t* full = memory.full + cursor.stage;
+      barrier_wait(memory.empty + cursor.stage, cursor.parity ^ 1);
+      barrier_arrive_expecting(full, Memory<Kind>::kStageBytes);
+      const int at = step * kStageColumns;
+      if constexpr (C::kColumns == 1) {
+        load_box(memory.x(cursor.stage, 0), x, at, x_row, full, policy);
+      } else {
+        const int piece = walk.column * C::kXRows;
+        load_box_in_blocks(
+            memory.x(cursor.stage, 0) + piece * kRowBytes, x, at, x_row + piece, full, x_readers, policy);
+      }
+      load_box_in_blocks(memory.w(cursor.stage) + w_at * kRowBytes, w, at, w_row, full, w_readers, policy);
+      cursor.advance();
+    }
+  });
+}
+
+}  // namespace llm_dist::kernels::prompt_products
