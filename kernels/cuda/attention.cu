@@ -371,7 +371,7 @@ void attention_plan_cuda(OpState& state, device::Stream& stream, const Attention
   CHECK_LE(params.head_dim, kMaxHeadDim);
   CudaOpState& cuda_state = as_cuda_state(state);
   const AttentionPlan plan = lay_out_plan(
-      params, cuda_state.plan_memory(), cuda_state.options(), cuda_state.hopper_prompts().supported());
+      params, cuda_state.plan_memory(), cuda_state.options(), cuda_state.hopper_prompts().processors());
   cuda_state.set_attention_plan(plan);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (!plan.tensor_cores || !cuda.enter()) return;

@@ -281,25 +281,20 @@ struct Softmax {
   }
 };
 
-// Grid: decode items × kv heads. The warps of a block take its keys in turns and put their results into
-// shared memory, where pieces of them are merged; the last block of a sequence's shares merges those.
+// A block's item. The warps of a block take its keys in turns and put their results into shared memory, where
+// pieces of them are merged; the last block of a sequence's shares merges those.
 template <typename T, typename Kv, int kHeadDim, int kTiles>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) attend_decodes(
-    PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
+__device__ inline void attend_item(const PagedAttentionArgs& args,
+                                   const DecodeItem& item,
+                                   RowView<const T> queries,
+                                   const Kv* k_cache,
+                                   const Kv* v_cache,
+                                   RowView<T> out) {
   constexpr int kPieces = kHeadDim / 8;  // of a row
   constexpr int kWidth = kHeadDim + 2;
   extern __shared__ float4 piece_memory[];
   float* results = reinterpret_cast<float*>(piece_memory);  // [kDecodeWarps, pieces, kPieceFloats]
   __shared__ int arrived;
-  // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
-  // beginning of the step that wait for all in front of them: they are there before any wait of this one.
-  const DecodeItem item = args.plan.decode[blockIdx.x];
-  if (item.sequence < 0) {
-    // One block that waits is enough to order the kernels behind. Where few have work, the others keep places
-    // of processors, so that those few spread.
-    if (blockIdx.x == 0 || !args.plan.crowded) wait_for_previous();
-    return;
-  }
   const int kv_head = static_cast<int>(blockIdx.y);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -312,7 +307,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
   if (older && first < item.end) softmax.load_round(pages, first);
   // The weights that the next kernel asks for queue up behind these keys.
   let_next_start();
-  wait_for_previous();
+  if (!args.beside_prompts) wait_for_previous();
   softmax.start(args, queries, rows, kv_head, 0);
   if (!older && first < item.end) softmax.load_round(pages, first);
   softmax.run(pages, first, item.end, kDecodeWarps * kDecodeKeys, rows.context, args.scale);
@@ -388,6 +383,21 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
   merge_block<kThreads, kSharesAtOnce>(pieces, item.num_splits, share_of, write_out);
 }
 
+// Grid: decode items × kv heads.
+template <typename T, typename Kv, int kHeadDim, int kTiles>
+__global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) attend_decodes(
+    PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
+  // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
+  // beginning of the step that wait for all in front of them: they are there before any wait of this one.
+  const DecodeItem item = args.plan.decode[blockIdx.x];
+  if (item.sequence >= 0) attend_item<T, Kv, kHeadDim, kTiles>(args, item, queries, k_cache, v_cache, out);
+  // One block that waits is enough to order the kernels behind. Where few have work, the others keep places
+  // of processors, so that those few spread; but not beside prompts.
+  const bool waits =
+      args.beside_prompts ? blockIdx.x + blockIdx.y == 0 : blockIdx.x == 0 || !args.plan.crowded;
+  if (waits) wait_for_previous();
+}
+
 template <typename T, typename Kv, int kHeadDim>
 cudaError_t launch(const PagedAttentionArgs& args,
                    const AttentionParams& params,
@@ -398,6 +408,13 @@ cudaError_t launch(const PagedAttentionArgs& args,
   const auto* v = static_cast<const Kv*>(params.v_cache.data);
   const auto q = rows_as<const T>(params.q);
   const auto out = rows_as<T>(params.out);
+  const bool beside = args.plan.num_prompt > 0 && args.plan.prompt_rows == kHopperPromptRows;
+  if (beside) {
+    const cudaError_t error = hopper.launch<T, Kv, kHeadDim>(args, params, stream);
+    if (error != cudaSuccess) return error;
+  }
+  PagedAttentionArgs of_decodes = args;
+  of_decodes.beside_prompts = beside;
   const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
   // Of a tile: eight rows, a piece for every eight dimensions.
   auto decode = [&](auto* kernel, int tiles) {
@@ -409,18 +426,16 @@ cudaError_t launch(const PagedAttentionArgs& args,
                                                    ? std::max(results, kBytesForTwo)
                                                    : results};
     (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
-    (void)launch_overlapped(kernel, how, args, q, k, v, out);
+    (void)launch_overlapped(kernel, how, of_decodes, q, k, v, out);
   };
-  if (args.plan.decode_rows == 8) {
+  if (args.plan.num_decode == 0) {
+    // prompts alone
+  } else if (args.plan.decode_rows == 8) {
     decode(attend_decodes<T, Kv, kHeadDim, 1>, 1);
   } else {
     decode(attend_decodes<T, Kv, kHeadDim, 2>, 2);
   }
-  if (args.plan.num_prompt > 0) {
-    if (args.plan.prompt_rows == kHopperPromptRows)
-      return hopper.launch<T, Kv, kHeadDim>(args, params, stream);
-    launch_attend_prompts<T, Kv, kHeadDim>(args, q, k, v, out, stream);
-  }
+  if (args.plan.num_prompt > 0 && !beside) launch_attend_prompts<T, Kv, kHeadDim>(args, q, k, v, out, stream);
   return cudaGetLastError();
 }
 

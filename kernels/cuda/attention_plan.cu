@@ -1,5 +1,7 @@
 // Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's
 // context is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
+// Tiles of prompts are sorted, the longest first, so that however they are dealt out the last to end are
+// short.
 #include <algorithm>
 #include <climits>
 
@@ -40,6 +42,11 @@ int fullest_residents(int64_t blocks) {
   };
   return places(kFewerResidents) <= places(kDecodeResidents) ? kFewerResidents : kDecodeResidents;
 }
+// Where prompts and decodes run side by side. A tile of HopperPrompts takes about as long, with its part of
+// what an item costs, as one processor's share of the bandwidth takes for so many keys of a decode; and where
+// others leave the memory alone, a processor gets up to half as much again.
+constexpr double kDecodeKeysOfATile = 220;
+constexpr double kMoreBandwidth = 1.5;
 int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group, int64_t rows) {
   return ceil_div(num_tokens * group, rows) + std::min(num_sequences, num_tokens);
 }
@@ -50,6 +57,37 @@ int heads_in_cache(const AttentionPlanParams& params) {
   const int64_t bytes_of_head = 2 * params.max_context_len * params.head_dim * dtype_bytes(params.kv_dtype);
   return static_cast<int>(
       std::clamp<int64_t>(kCacheBytes / std::max<int64_t>(1, bytes_of_head), 1, params.num_kv_heads));
+}
+
+// What prompts and decodes of a step are to attention, by the host's bounds of contexts.
+struct StepWork {
+  int64_t decodes = 0;       // sequences
+  int64_t decode_keys = 0;   // of all of them
+  int64_t prompt_items = 0;  // exactly
+  int64_t prompt_tiles = 0;  // of kHopperPromptKeys keys that those see
+};
+StepWork work_of(const AttentionPlanParams& params, const AttentionPlan& plan, int64_t group) {
+  StepWork work;
+  for (int64_t s = 0; s < params.num_sequences; ++s) {
+    const int64_t queries = params.query_starts_host[s + 1] - params.query_starts_host[s];
+    const int64_t context = params.context_lens_host[s];
+    const int64_t items = ceil_div(queries * group, plan.prompt_rows);
+    if (queries > 0 && queries * group <= plan.decode_rows) {
+      ++work.decodes;
+      work.decode_keys += context;
+    } else {
+      work.prompt_items += items;
+      // On the average a row sees half of its own sequence's queries.
+      work.prompt_tiles += items * ceil_div(context - queries / 2, kHopperPromptKeys);
+    }
+  }
+  return work;
+}
+int blocks_beside_decodes(const StepWork& work, int processors) {
+  if (processors == 0) return 0;
+  const double prompts = kMoreBandwidth * kDecodeKeysOfATile * static_cast<double>(work.prompt_tiles);
+  const double share = prompts / std::max(1.0, prompts + static_cast<double>(work.decode_keys));
+  return std::clamp(static_cast<int>(processors * share + 0.5), 1, processors);
 }
 
 // Where each part lies. The counters stand first: they are never anything else, since they have to be zero.
@@ -82,8 +120,8 @@ struct PlanArgs {
 };
 
 struct SequenceWork {
-  int keys = 0;  // of a decoding sequence
-  int tiles = 0;
+  int keys = 0;   // of a decoding sequence
+  int items = 0;  // of a prompt
 };
 __device__ SequenceWork work_of(const PlanArgs& args, int sequence) {
   if (sequence >= args.num_sequences) return {};
@@ -91,7 +129,59 @@ __device__ SequenceWork work_of(const PlanArgs& args, int sequence) {
   const int rows = queries * args.group;
   if (rows == 0) return {};
   if (rows <= args.decode_rows) return {.keys = args.context_lens[sequence]};
-  return {.tiles = (rows + args.prompt_rows - 1) / args.prompt_rows};
+  return {.items = (rows + args.prompt_rows - 1) / args.prompt_rows};
+}
+__device__ PromptItem prompt_item(const PlanArgs& args, int sequence, int index) {
+  return {.sequence = sequence,
+          .first_row = index * args.prompt_rows,
+          .query_start = args.query_starts[sequence],
+          .num_queries = args.query_starts[sequence + 1] - args.query_starts[sequence],
+          .context = args.context_lens[sequence]};
+}
+// The keys that its last row sees.
+__device__ int keys_of(const PlanArgs& args, const PromptItem& item) {
+  const int last_row = min(item.num_queries * args.group, item.first_row + args.prompt_rows) - 1;
+  return item.context - item.num_queries + last_row / args.group + 1;
+}
+
+// run(item) for each prompt item of a step; all threads call it.
+template <typename Run>
+__device__ void each_prompt_item(const PlanArgs& args, Run&& run) {
+  constexpr int kWarps = kPlanThreads / kWarpSize;
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int s = warp; s < args.num_sequences; s += kWarps) {
+    const int items = work_of(args, s).items;
+    for (int i = lane; i < items; i += kWarpSize) run(prompt_item(args, s, i));
+  }
+}
+
+// By counting those of about one length. All threads call it.
+__device__ void sort_prompts(const PlanArgs& args, const AttentionPlan& plan) {
+  constexpr int kEach = 4;  // lengths of a thread
+  constexpr int kLengths = kEach * kPlanThreads;
+  __shared__ int places[kLengths];  // of items of a length: how many there are, then where the next one goes
+  const int thread = static_cast<int>(threadIdx.x);
+  int most = 0;
+  each_prompt_item(args, [&](const PromptItem& item) { most = max(most, keys_of(args, item)); });
+  most = block_reduce(most, MaxOp());
+  const int step = max(kHopperPromptKeys, most / kLengths + 1);
+  auto place_of = [&](const PromptItem& item) { return places + (most - keys_of(args, item)) / step; };
+  for (int i = thread; i < kLengths; i += kPlanThreads) places[i] = 0;
+  __syncthreads();
+  each_prompt_item(args, [&](const PromptItem& item) { atomicAdd(place_of(item), 1); });
+  __syncthreads();
+  int* of_thread = places + kEach * thread;
+  int sum = 0;
+  for (int i = 0; i < kEach; ++i) sum += of_thread[i];
+  int first = block_exclusive_sum(sum);
+  for (int i = 0; i < kEach; ++i) {
+    const int count = of_thread[i];
+    of_thread[i] = first;
+    first += count;
+  }
+  __syncthreads();
+  each_prompt_item(args, [&](const PromptItem& item) { plan.prompt[atomicAdd(place_of(item), 1)] = item; });
 }
 
 // The shortest share, in granules, from `least` on with which there are no more shares than `blocks`, so that
@@ -136,7 +226,6 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
 
   int item_base = 0;
   int slot_base = 0;
-  int tile_base = 0;
   for (int first = 0; first < args.num_sequences; first += kPlanThreads) {
     const int s = first + thread;
     const SequenceWork work = work_of(args, s);
@@ -144,7 +233,6 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
     const int slots = splits > 1 ? splits : 0;
     const int item = item_base + block_exclusive_sum(splits);
     const int slot = slot_base + block_exclusive_sum(slots);
-    const int tile = tile_base + block_exclusive_sum(work.tiles);
     for (int i = 0; i < splits; ++i) {
       plan.decode[item + i] = {.sequence = s,
                                .begin = i * share,
@@ -156,20 +244,11 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
                                .num_queries = args.query_starts[s + 1] - args.query_starts[s],
                                .context = work.keys};
     }
-    // The last rows see the most keys: they start first.
-    for (int i = 0; i < work.tiles; ++i) {
-      plan.prompt[tile + i] = {.sequence = s,
-                               .first_row = (work.tiles - 1 - i) * args.prompt_rows,
-                               .query_start = args.query_starts[s],
-                               .num_queries = args.query_starts[s + 1] - args.query_starts[s],
-                               .context = args.context_lens[s]};
-    }
     item_base += block_reduce(splits, AddOp());
     slot_base += block_reduce(slots, AddOp());
-    tile_base += block_reduce(work.tiles, AddOp());
   }
   for (int64_t i = item_base + thread; i < plan.num_decode; i += kPlanThreads) plan.decode[i].sequence = -1;
-  for (int64_t i = tile_base + thread; i < plan.num_prompt; i += kPlanThreads) plan.prompt[i].sequence = -1;
+  if (plan.num_prompt > 0) sort_prompts(args, plan);
 }
 
 }  // namespace
@@ -179,7 +258,7 @@ int64_t attention_plan_bytes(const OpStateOptions& options) { return parts_of(op
 AttentionPlan lay_out_plan(const AttentionPlanParams& params,
                            std::byte* memory,
                            const OpStateOptions& options,
-                           bool hopper) {
+                           int hopper_processors) {
   AttentionPlan plan{.num_sequences = params.num_sequences,
                      .num_tokens = params.num_tokens,
                      .num_kv_heads = params.num_kv_heads};
@@ -198,14 +277,17 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
         options.max_tokens);
   plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
   plan.prompt_heads = heads_in_cache(params);
-  plan.prompt_rows = hopper ? kHopperPromptRows : kPromptRows;
+  plan.prompt_rows = hopper_processors > 0 ? kHopperPromptRows : kPromptRows;
   const int64_t uncut = params.num_sequences * params.num_kv_heads;
   plan.crowded =
       params.num_sequences >= many_decodes(params.num_kv_heads) && uncut <= 2 * kFewerResidents * kProcessors;
   plan.decode_residents = plan.crowded ? fullest_residents(uncut) : kDecodeResidents;
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
-    plan.num_prompt = most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows);
+    const StepWork work = work_of(params, plan, group);
+    plan.num_prompt = work.prompt_items;
+    plan.prompt_blocks = blocks_beside_decodes(work, hopper_processors);
+    if (work.decodes == 0 && work.prompt_items > 0) plan.num_decode = 0;
   }
   CHECK_LE(most_partials(params.num_kv_heads), kMaxPartials);
   const Parts parts = parts_of(options);

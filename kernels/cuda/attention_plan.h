@@ -44,35 +44,39 @@ struct AttentionPlan {
   int decode_rows = 0;   // rows of a decode block: 8 or 16
   int prompt_rows = 0;   // rows of a prompt item: kPromptRows or kHopperPromptRows
   int prompt_heads = 1;  // kv heads whose items HopperPrompts takes at about the same time
+  // Blocks of HopperPrompts, each on a processor of its own: all processors, or, beside decodes, so many that
+  // both end at about the same time.
+  int prompt_blocks = 0;
   // Decodes that fill the device as they are, in a round or two. Their blocks come while the kernel in front
   // ends and crowd onto the processors that it leaves first, unless those have fewer places, and none for
   // blocks without work.
   bool crowded = false;
   int decode_residents = 0;  // decode blocks that a processor has at a time
-  int64_t num_decode = 0;    // items, −1 ones included
-  int64_t num_prompt = 0;
+  int64_t num_decode = 0;    // items, −1 ones included; without prompts at least one, otherwise maybe none
+  int64_t num_prompt = 0;    // items
   DecodeItem* decode = nullptr;
-  PromptItem* prompt = nullptr;
-  float* partial = nullptr;     // [slots, num_kv_heads, decode_rows, head_dim + 2]
-  int32_t* finished = nullptr;  // [slots, num_kv_heads]: splits of a sequence that have written theirs; zero
-                                // between launches
+  PromptItem* prompt = nullptr;  // those that see the most keys first
+  float* partial = nullptr;      // [slots, num_kv_heads, decode_rows, head_dim + 2]
+  int32_t* finished = nullptr;   // [slots, num_kv_heads]: splits of a sequence that have written theirs; zero
+                                 // between launches
 };
 
 inline constexpr int kPromptRows = 64;  // of a block
 inline constexpr int kHopperPromptRows = 128;
-inline constexpr int kDecodeKeys = 16;  // of a warp's round
-inline constexpr int kDecodeWarps = 4;  // of a block
+inline constexpr int kHopperPromptKeys = 128;  // of a tile
+inline constexpr int kDecodeKeys = 16;         // of a warp's round
+inline constexpr int kDecodeWarps = 4;         // of a block
 // Decode blocks that a processor has at a time, unless it is to have fewer.
 inline constexpr int kDecodeResidents = 3;
 
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);
 // Lays the lists out in `memory` for a step; tensor_cores is false where the general kernel has to do.
-// `hopper`: prompts are for HopperPrompts.
+// `hopper_processors`: of the device, where prompts are for HopperPrompts; otherwise 0.
 AttentionPlan lay_out_plan(const AttentionPlanParams& params,
                            std::byte* memory,
                            const OpStateOptions& options,
-                           bool hopper);
+                           int hopper_processors);
 cudaError_t launch_attention_plan(const AttentionPlan& plan,
                                   const AttentionPlanParams& params,
                                   cudaStream_t stream);

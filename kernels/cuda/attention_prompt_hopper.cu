@@ -1,10 +1,14 @@
 // Causal attention of prompts over a paged cache with the products of warpgroups (Shah et al. 2024,
-// "FlashAttention-3"). A block has 128 rows of one kv head's group, 64 for each of two warpgroups, and walks
-// from the last keys that its rows see to the first, a tile of 128 at a time. A third warpgroup brings the
+// "FlashAttention-3"). A block stays on its processor and takes 128 rows of one kv head's group after the
+// other, 64 for each of two warpgroups. It walks from the last keys that its rows see to the first, a tile of
+// 128 at a time; the next rows' queries and tiles come meanwhile. A third warpgroup brings the
 // tiles: one warp of it asks TMA for them, for all blocks of a tile at once where these follow each other in
 // the cache, or, where the cache holds codes, all four widen them. While one tile's keys are scored and
 // weighed, the tile before it is still being added up; and one warpgroup weighs while the other one
 // multiplies.
+#include <algorithm>
+
+#include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/prompt_tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
@@ -19,9 +23,9 @@ namespace {
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 // Registers that a thread keeps or gets: 65,536 in all.
 template <bool kCodes>
-constexpr int kBringerRegisters = kCodes ? 72 : 24;
+constexpr int kBringerRegisters = kCodes ? 88 : 24;
 template <bool kCodes>
-constexpr int kMultiplierRegisters = kCodes ? 216 : 240;
+constexpr int kMultiplierRegisters = kCodes ? 208 : 240;
 
 // The warpgroups take turns in issuing products: wait_turn() returns when the other one has given its.
 __device__ inline void wait_turn(int group) {
@@ -42,13 +46,14 @@ struct PromptRows {
   static constexpr float kLift = M::kCodes ? 14.0f : 0.0f;
 
   const PagedAttentionArgs& args;
-  const PromptItem& item;
   const M& memory;
   PromptBarriers& barriers;
-  int kv_head;
   int group;  // which warpgroup
   int warp;   // of it
   int lane;
+  TileCursors cursors;
+  PromptWork work;
+  int query_stage;
   int first_row;  // of the warpgroup
   int num_rows;   // of the sequence
 
@@ -60,21 +65,25 @@ struct PromptRows {
   int visible[2];
 
   __device__ PromptRows(const PagedAttentionArgs& arguments,
-                        const PromptItem& work,
                         const M& shared,
                         PromptBarriers& shared_barriers,
-                        int head,
                         int which)
       : args(arguments),
-        item(work),
         memory(shared),
         barriers(shared_barriers),
-        kv_head(head),
         group(which),
         warp(static_cast<int>(threadIdx.x) % kGroupThreads / kWarpSize),
-        lane(static_cast<int>(threadIdx.x) % kWarpSize),
-        first_row(work.first_row + which * kGroupRows),
-        num_rows(work.num_queries * arguments.group) {
+        lane(static_cast<int>(threadIdx.x) % kWarpSize) {
+#pragma unroll
+    for (float& value : scores) value = 0;
+  }
+
+  // The queries were asked for to that stage.
+  __device__ void start(const PromptWork& next, int stage) {
+    work = next;
+    query_stage = stage;
+    first_row = work.item.first_row + group * kGroupRows;
+    num_rows = work.num_rows(args.group);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + 16 * warp + 8 * i + lane / 4;
@@ -84,36 +93,39 @@ struct PromptRows {
     }
 #pragma unroll
     for (float& value : out) value = 0;
-#pragma unroll
-    for (float& value : scores) value = 0;
+    wait_for_copies();
+    release_to_products();
+    barrier_of_group(group);
   }
 
-  __device__ int keys_of(int row) const { return item.context - item.num_queries + row / args.group + 1; }
-
-  // Where a row of the sequence begins among rows of tokens that are `stride` elements apart.
-  __device__ int64_t offset_of(int row, int64_t stride) const {
-    return (item.query_start + row / args.group) * stride +
-           (kv_head * args.group + row % args.group) * kHeadDim;
+  __device__ int keys_of(int row) const {
+    return work.item.context - work.item.num_queries + row / args.group + 1;
   }
-  __device__ uint4* query_piece(int row, int piece) const {
-    return reinterpret_cast<uint4*>(memory.queries(group, piece / 8) + row * kRowBytes) +
+
+  // Where a row of a sequence begins among rows of tokens that are `stride` elements apart.
+  __device__ int64_t offset_of(const PromptWork& of, int row, int64_t stride) const {
+    return (of.item.query_start + row / args.group) * stride +
+           (of.kv_head * args.group + row % args.group) * kHeadDim;
+  }
+  __device__ uint4* query_piece(int stage, int row, int piece) const {
+    return reinterpret_cast<uint4*>(memory.queries(stage, group, piece / 8) + row * kRowBytes) +
            (piece % 8 ^ row % 8);
   }
 
-  __device__ void load_queries(RowView<const T> queries) {
-#pragma unroll
+  // Nobody uses that stage any more.
+  __device__ void ask_queries(RowView<const T> queries, const PromptWork& of, int stage) const {
+    const int first = of.item.first_row + group * kGroupRows;
+    const int rows = of.num_rows(args.group) - first;
+#pragma unroll 2
     for (int i = 0; i < kGroupRows * kPieces / kGroupThreads; ++i) {
       const int at = i * kGroupThreads + static_cast<int>(threadIdx.x) % kGroupThreads;
       const int row = at / kPieces;
-      uint4 piece{};
-      if (first_row + row < num_rows) {
-        const T* from = queries.data + offset_of(first_row + row, queries.stride);
-        piece = reinterpret_cast<const uint4*>(from)[at % kPieces];
-      }
-      *query_piece(row, at % kPieces) = piece;
+      const bool there = row < rows;
+      const T* from = queries.data + (there ? offset_of(of, first + row, queries.stride) : 0);
+      copy_async(query_piece(stage, row, at % kPieces),
+                 reinterpret_cast<const uint4*>(from) + (there ? at % kPieces : 0),
+                 there);
     }
-    release_to_products();
-    barrier_of_group(group);
   }
 
   // Rows of V that TMA did not bring, or that others have left in what it brought: a weight of zero does not
@@ -134,7 +146,7 @@ struct PromptRows {
     products_begin(scores);
 #pragma unroll
     for (int k = 0; k < kHeadDim / 16; ++k) {
-      const uint64_t a = swizzled_tile(memory.queries(group, k / 4) + k % 4 * 32);
+      const uint64_t a = swizzled_tile(memory.queries(query_stage, group, k / 4) + k % 4 * 32);
       const uint64_t b = swizzled_tile(memory.keys(stage) + k / 4 * M::kKeyPart + k % 4 * 32, M::kEightKeys);
       if (k == 0) {
         multiply_128_tiles<false>(T(), scores, a, b);
@@ -206,8 +218,12 @@ struct PromptRows {
     if (lane == 0) barrier_arrive(empty);
   }
 
-  // The tiles of the keys below `end`.
-  __device__ void run(int end) {
+  // All tiles. ask_ahead() where there is time for it.
+  template <typename AskAhead>
+  __device__ void run(AskAhead&& ask_ahead) {
+    Cursor<kKeyStages>& keys = cursors.keys;
+    Cursor<kValueStages>& values = cursors.values;
+    const int end = work.end(args.group);
     const int count = (end + kTileKeys - 1) / kTileKeys;
     const int sure = first_row < num_rows ? keys_of(first_row) : 0;  // keys that all rows see
     float rescale[2];
@@ -216,22 +232,21 @@ struct PromptRows {
       if (first_key + kTileKeys > sure) hide_keys(first_key);
       weigh(rescale);
     };
-    barrier_wait(barriers.full_keys, 0);
-    issue_scores(0);
+    barrier_wait(barriers.full_keys + keys.stage, keys.parity);
+    issue_scores(keys.stage);
+    ask_ahead();
     products_done<0>(scores);
-    leave(barriers.empty_keys);
+    leave(barriers.empty_keys + keys.stage);
+    keys.advance();
     weigh_tile(0);
     pack_weights();
     if (!M::kCodes && count * kTileKeys > end) {
-      barrier_wait(barriers.full_values, 0);
-      clear_values(0, end - (count - 1) * kTileKeys);
+      barrier_wait(barriers.full_values + values.stage, values.parity);
+      clear_values(values.stage, end - (count - 1) * kTileKeys);
     }
     if (group == 1 && count > 1) give_turn(group);
-    Cursor<kKeyStages> keys;
-    Cursor<kValueStages> values;
 #pragma unroll 1
     for (int n = 1; n < count; ++n) {
-      keys.advance();
       barrier_wait(barriers.full_keys + keys.stage, keys.parity);
       wait_turn(group);
       issue_scores(keys.stage);
@@ -240,6 +255,7 @@ struct PromptRows {
       if (group == 0 || n + 1 < count) give_turn(group);
       products_done<1>(scores);
       leave(barriers.empty_keys + keys.stage);
+      keys.advance();
       weigh_tile(n);
       hold(scores);  // weighed while the sums are still under way
       products_done<0>(out);
@@ -252,6 +268,8 @@ struct PromptRows {
     barrier_wait(barriers.full_values + values.stage, values.parity);
     issue_values(values.stage);
     products_done<0>(out);
+    leave(barriers.empty_values + values.stage);
+    values.advance();
   }
 
   // Through this warp's rows of the queries, which it alone still uses, so that each store is of 16 bytes.
@@ -264,7 +282,7 @@ struct PromptRows {
       const int row = 16 * warp + 8 * i + lane / 4;
 #pragma unroll
       for (int m = 0; m < kPieces; ++m) {
-        reinterpret_cast<uint32_t*>(query_piece(row, m))[lane % 4] =
+        reinterpret_cast<uint32_t*>(query_piece(query_stage, row, m))[lane % 4] =
             pack_pair(T(), out[4 * m + 2 * i] * inverse, out[4 * m + 2 * i + 1] * inverse);
       }
     }
@@ -273,29 +291,13 @@ struct PromptRows {
     for (int i = lane; i < 16 * kPieces; i += kWarpSize) {
       const int row = 16 * warp + i / kPieces;
       if (first_row + row >= num_rows) break;
-      T* at = to.data + offset_of(first_row + row, to.stride) + i % kPieces * 8;
-      *reinterpret_cast<uint4*>(at) = *query_piece(row, i % kPieces);
+      T* at = to.data + offset_of(work, first_row + row, to.stride) + i % kPieces * 8;
+      *reinterpret_cast<uint4*>(at) = *query_piece(query_stage, row, i % kPieces);
     }
   }
 };
 
-// What a block works on. Items stand with the longest first, which begin first: those of some heads next to
-// each other, so that at the end little is left for a few, but of no more heads than L2 has room for.
-struct Work {
-  int item;
-  int kv_head;
-  __device__ explicit Work(const PagedAttentionArgs& args) {
-    const int at = static_cast<int>(blockIdx.x);
-    const int items = static_cast<int>(args.plan.num_prompt);
-    const int first_head = at / (items * args.plan.prompt_heads) * args.plan.prompt_heads;
-    const int heads = min(args.plan.prompt_heads, args.num_kv_heads - first_head);
-    const int rest = at - first_head * items;
-    item = rest / heads;
-    kv_head = first_head + rest % heads;
-  }
-};
-
-// Grid: prompt items · kv heads.
+// Grid: as the plan says, no more than prompt items · kv heads.
 template <typename T, typename Kv, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_constant__ PromptCache<Kv> k_cache,
                                                               const __grid_constant__ PromptCache<Kv> v_cache,
@@ -306,11 +308,8 @@ __global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_const
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using M = PromptMemory<Kv, kHeadDim>;
   extern __shared__ std::byte raw[];
-  __shared__ PromptBarriers barriers;
-  const Work work(args);
-  const PromptItem item = args.plan.prompt[work.item];
-  if (item.sequence < 0) return;
   const M memory{raw + (1024 - shared_address(raw) % 1024) % 1024};
+  PromptBarriers& barriers = memory.barriers();
   if (threadIdx.x == 0) {
     constexpr int kReaders = kMultipliers * kGroupThreads / kWarpSize;
     constexpr int kWriters = M::kCodes ? M::kWideners : 1;
@@ -321,26 +320,42 @@ __global__ void __launch_bounds__(kThreads, 1) attend_prompts(const __grid_const
     barrier_init_done();
   }
   __syncthreads();
-  const int num_rows = item.num_queries * args.group;
-  const int last_row = min(num_rows, item.first_row + kHopperPromptRows) - 1;
-  const int end = item.context - item.num_queries + last_row / args.group + 1;
+  // The step's decodes may begin now, on the processors that are left: they read what this kernel does.
+  wait_for_previous();
+  let_next_start();
   // The same in all lanes, and the compiler is to know it: products are issued by whole warps.
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == kMultipliers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kBringerRegisters<M::kCodes>));
-    const BroughtKeys keys{args, pages, item.sequence, work.kv_head, end};
     if constexpr (M::kCodes) {
-      widen_tiles<T>(k_cache, v_cache, keys, memory, barriers);
+      widen_work<T>(k_cache, v_cache, args, pages, memory);
     } else if (static_cast<int>(threadIdx.x) < kMultipliers * kGroupThreads + kWarpSize) {
-      bring_tiles(k_cache, v_cache, keys, memory, barriers);
+      bring_work(k_cache, v_cache, args, pages, memory);
     }
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters<M::kCodes>));
-  PromptRows<T, Kv, kHeadDim> rows(args, item, memory, barriers, work.kv_head, group);
-  rows.load_queries(queries);
-  rows.run(end);
-  rows.finish(out);
+  PromptRows<T, Kv, kHeadDim> rows(args, memory, barriers, group);
+  PromptWalk walk(args);
+  PromptWork work = walk.next();
+  rows.ask_queries(queries, work, 0);
+#pragma unroll 1
+  for (int stage = 0; work.exists(); stage = (stage + 1) % M::kQueryStages) {
+    constexpr bool kAhead = M::kQueryStages > 1;
+    PromptWork next;
+    if constexpr (kAhead) next = walk.next();
+    rows.start(work, stage);
+    rows.run([&] {
+      if (kAhead && next.exists()) rows.ask_queries(queries, next, 1 - stage);
+    });
+    rows.finish(out);
+    if constexpr (!kAhead) {
+      next = walk.next();
+      barrier_of_group(group);  // finish() uses the queries' place
+      if (next.exists()) rows.ask_queries(queries, next, 0);
+    }
+    work = next;
+  }
 #endif
 }
 
@@ -393,16 +408,19 @@ cudaError_t HopperPrompts::launch(const PagedAttentionArgs& args,
       add_map(params.v_cache, run_blocks, v_cache.runs);
     }
   }
-  constexpr int kBytes = M::kBytes + 1024;
-  static_assert(kBytes + 1024 <= 227 << 10);  // with the barriers, what a block can have
+  constexpr int kBytes = M::kBytes + static_cast<int>(sizeof(PromptBarriers)) + 1024;
+  static_assert(kBytes <= 227 << 10);  // what a block can have
   auto* kernel = attend_prompts<T, Kv, kHeadDim>;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(args.plan.num_prompt * args.num_kv_heads));
-  kernel<<<grid, kThreads, kBytes, stream>>>(
-      k_cache, v_cache, args, pages, rows_as<const T>(params.q), rows_as<T>(params.out));
-  return cudaGetLastError();
+  const int64_t blocks = std::min<int64_t>(args.plan.prompt_blocks, args.plan.num_prompt * args.num_kv_heads);
+  const OverlappedLaunch how{.grid = dim3(static_cast<unsigned>(blocks)),
+                             .threads = kThreads,
+                             .stream = stream,
+                             .shared_bytes = kBytes};
+  return launch_overlapped(
+      kernel, how, k_cache, v_cache, args, pages, rows_as<const T>(params.q), rows_as<T>(params.out));
 }
 
 #define LLM_DIST_LAUNCH_HOPPER_PROMPTS(T, Kv, head_dim)        \

@@ -15,10 +15,11 @@ struct PagedAttentionArgs;
 class HopperPrompts {
  public:
   HopperPrompts(const HopperDevice& device, AttentionKernels which)
-      : encoder_(device.encoder), supported_(device.supported && which != AttentionKernels::kPortable) {}
+      : encoder_(device.encoder),
+        processors_(device.supported && which != AttentionKernels::kPortable ? device.processors : 0) {}
 
-  // Whether it can run and is wanted.
-  bool supported() const { return supported_; }
+  // Of the device; 0 where it cannot run or is not wanted.
+  int processors() const { return processors_; }
   // The plan's prompt items. T: bf16 or f16; Kv: T or f8_e4m3; kHeadDim: 64 or 128.
   template <typename T, typename Kv, int kHeadDim>
   cudaError_t launch(const PagedAttentionArgs& args,
@@ -27,7 +28,7 @@ class HopperPrompts {
 
  private:
   TensorMapEncoder encoder_;
-  bool supported_;
+  int processors_;
 };
 
 }  // namespace llm_dist::kernels

@@ -26,9 +26,11 @@ constexpr uint64_t kStreamed = 0x73747265616d6564;
 constexpr int kByRows = -1;
 // The gate applied where the sums are.
 constexpr int kGated = -2;
-// Of gates from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
+// Ours for prompts, without a gate.
+constexpr int kPlain = -3;
+// These from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
 // prompts are: a single call on a cool GPU says otherwise (docs/performance.md).
-constexpr int64_t kGatedRows = 1024;
+constexpr int64_t kPromptRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
@@ -257,7 +259,13 @@ std::vector<int> Matmul::streamed_divisions(const MatmulShape& shape) const {
 
 bool Matmul::prefers_gated(const MatmulShape& shape) const {
   if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_gated(shape)) return false;
-  return are_ours(kernels_) || shape.m >= kGatedRows;
+  return are_ours(kernels_) || shape.m >= kPromptRows;
+}
+
+bool Matmul::prefers_plain(const MatmulShape& shape) const {
+  if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_plain(shape)) return false;
+  if (are_ours(kernels_)) return true;
+  return shape.m >= kPromptRows && shape.m % PromptLinear::kClusterRows == 0;
 }
 
 bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
@@ -286,6 +294,8 @@ Status Matmul::issue(const Plan& plan,
                      device::CudaStream& stream) const {
   if (candidate.parts == kGated)
     return device::cuda_status(prompts_.launch_gated(shape, operands, stream.handle()), "gated linear");
+  if (candidate.parts == kPlain)
+    return device::cuda_status(prompts_.launch_plain(shape, operands, stream.handle()), "prompt's linear");
   const bool by_rows = candidate.parts == kByRows;
   if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
     return issue_then_gate(plan, shape, candidate, operands, stream);
@@ -428,6 +438,10 @@ Status Matmul::choose(Plan& plan,
                       device::CudaStream& stream) {
   if (prefers_gated(shape)) {
     plan.choice.parts = kGated;
+    return ok_status();
+  }
+  if (prefers_plain(shape)) {
+    plan.choice.parts = kPlain;
     return ok_status();
   }
   if (take_known(plan, shape)) return ok_status();

@@ -1,6 +1,6 @@
 // Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours: one for few rows of x, and
-// one for gates of many. Which kernel for the others: the fastest of those tried where tuning is on or was on
-// in an earlier run, otherwise the first guess.
+// one for many. Which kernel for the others: the fastest of those tried where tuning is on or was on in an
+// earlier run, otherwise the first guess.
 //
 // Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; ours for few rows
 // split x into 8-bit floats that add up to it, and where neither can be had, x stays as it is. What is
@@ -67,7 +67,7 @@ class Matmul {
   struct Plan;
   // A kernel that can run a shape.
   struct Candidate {
-    int parts = 0;  // 0: the library's; kByRows; kGated; else one of StreamedLinear::divisions()
+    int parts = 0;  // 0: the library's; kByRows; kGated; kPlain; else one of StreamedLinear::divisions()
     cublasLtMatmulAlgo_t library{};
   };
   Matmul(cublasLtHandle_t handle,
@@ -78,6 +78,7 @@ class Matmul {
   bool takes_streamed(const MatmulShape& shape) const;
   std::vector<int> streamed_divisions(const MatmulShape& shape) const;
   bool prefers_gated(const MatmulShape& shape) const;
+  bool prefers_plain(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
   bool take_known(Plan& plan, const MatmulShape& shape) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;

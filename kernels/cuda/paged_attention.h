@@ -18,6 +18,9 @@ struct PagedAttentionArgs {
   int64_t head_stride;
   float scale;  // times log2(e)
   AttentionPlan plan;
+  // Decodes: the kernel in front is that of the step's prompts. It lets them begin when it has waited for
+  // what both of them read, so they wait for it only in the end.
+  bool beside_prompts = false;
 };
 
 // The rows of a sequence: a row is one query head of one token, and the rows of a kv head's group stand side

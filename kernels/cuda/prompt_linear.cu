@@ -1,6 +1,6 @@
 // Products of prompts. A block stays on its processor and takes tile after tile: 128 rows of x by 256 of W.
 // Of a gated product those are 128 rows of the gate and the 128 of up that belong to them, so that a thread
-// gets the sums of both and rounds, gates and stores them without a product in memory. The scheme is that of
+// gets the sums of both and gates and stores them without a product in memory. The scheme is that of
 // CUTLASS's persistent cooperative kernel for Hopper (warp-specialized, its producer and consumers joined by
 // barriers around a ring of stages):
 //
@@ -11,17 +11,17 @@
 // - Blocks with rows of x below each other share what they bring of W, blocks beside each other what they
 //   bring of x: each brings a part for all. A processor at its power limit pays for what is moved. Clusters
 //   of four by two blocks bring half of what pairs do, but leave some processors empty, as a cluster lies
-//   within one of the parts that a GPU is made of. Those get pairs of a second kernel with some columns of y
-//   to itself. It begins behind the first one's blocks, so as to take no place of theirs, and ends behind
-//   them, for the kernels that follow to wait for one alone.
+//   within one of the parts that a GPU is made of. Those get pairs of a second kernel with some tiles to
+//   itself. It begins behind the first one's blocks, so as to take no place of theirs, and ends
+//   behind them, for the kernels that follow to wait for one alone.
 // - Tiles are taken in an order in which those that run at the same time share rows of x and of W in L2.
-// - y may be in shares, runs of rows with a place of their own each: another GPU's memory, to which TMA
-//   stores a tile while the next one is multiplied, piece by piece: all blocks end a tile at the same time,
-//   and behind stores that wait for the link, loads wait, too. Shares come one after the other, so that all
-//   but the last cross while there is still something to multiply.
-//
-// Of a gated product sums are rounded to the output's type before the gate is applied, as they are where a
-// product stands in memory in between.
+// - A tile's sums are rounded to the output's type as soon as they are complete, which halves them, and wait
+//   in registers: they are gated, and stored in turns, while the next tile is multiplied. Of a gated product
+//   that is also what is rounded where it stands in memory in between.
+// - y may be in shares, runs of rows with a place of their own each, another GPU's memory: all blocks end a
+//   tile at the same time, and behind stores that wait for the link, loads wait, too, so the turns of a tile
+//   are spread over the next one. Shares come one after the other, so that all but the last cross while there
+//   is still something to multiply.
 #include <algorithm>
 
 #include "kernels/cuda/device/overlap.cuh"
@@ -36,6 +36,7 @@ using namespace prompt_products;
 
 constexpr int64_t kLeastRows = 256;
 static_assert(kMostOutputs == PromptLinear::kMostShares);
+static_assert(Eight::kRows * kTileRows == PromptLinear::kClusterRows);
 
 // Grid: clusters, as many as run at the same time or there are tiles.
 template <typename T, typename Kind, typename C>
@@ -46,9 +47,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                    const __grid_constant__ TileArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
-  constexpr int kStages = Kind::kStages;
   __shared__ uint64_t barriers[2 * kStages];
-  const Memory<Kind> memory{raw + (1024 - shared_address(raw) % 1024) % 1024, barriers, barriers + kStages};
+  const Memory memory{raw + (1024 - shared_address(raw) % 1024) % 1024, barriers, barriers + kStages};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       barrier_init(memory.full + i, 1);
@@ -72,12 +72,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters));
     Multiplier<T, Kind, C> multiplier{.memory = memory, .walk = walk, .group = group};
     float sums[kSums] = {};
-    walk.each_tile([&](const Tile& tile) {
+    multiplier.tile = walk.tile(walk.first());
+    for (int i = walk.first(); i < args.tiles; i += walk.clusters()) {
+      const Tile tile = multiplier.tile;
       const int row = tile.row + group * kGroupRows;
-      if (row >= args.rows) return multiplier.pass_over();
-      multiplier.multiply(sums);
-      multiplier.store(sums, y.of_share[tile.share], row, tile.column);
-    });
+      if (row >= args.rows) {
+        multiplier.pass_over(i + walk.clusters());
+        continue;
+      }
+      multiplier.multiply(sums, i + walk.clusters());
+      multiplier.keep(sums, y.of_share[tile.share], row, tile.column);
+    }
     multiplier.store_rest();
     if (multiplier.thread == 0) stores_done();
     __syncwarp();
@@ -87,19 +92,28 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// Some columns of y by clusters of one form.
+// Some tiles of y by clusters of one form.
 struct Portion {
-  int first_column = 0;
-  int columns = 0;
+  // Of all tiles of y. Of a second kernel all three are of the first one's clusters.
+  int row_tiles = 0;
+  int column_tiles = 0;
+  int first_tile = 0;
+  int tiles = 0;     // of its own clusters
   int clusters = 0;  // that run at the same time
   bool second = false;
 
-  template <typename Kind, typename C>
-  int64_t rounds(int64_t rows) const {
-    const int64_t tiles = ceil_div(rows, C::kRows * kTileRows) * (columns / Kind::kColumns / C::kColumns);
-    return columns == 0 ? 0 : ceil_div(tiles, clusters);
-  }
+  int64_t rounds() const { return ceil_div(tiles, clusters); }
 };
+
+template <typename Kind, typename C>
+Portion all_tiles(const MatmulShape& shape, int shares, int clusters) {
+  const int row_tiles = static_cast<int>(ceil_div(shape.m / shares, C::kRows * kTileRows));
+  const int column_tiles = static_cast<int>(shape.columns()) / (C::kColumns * Kind::kColumns);
+  return {.row_tiles = row_tiles,
+          .column_tiles = column_tiles,
+          .tiles = shares * row_tiles * column_tiles,
+          .clusters = clusters};
+}
 
 // y's shares in the order of their rows.
 struct Outputs {
@@ -117,17 +131,18 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
   constexpr bool kGates = std::is_same_v<Kind, Gated>;
   const auto shares = static_cast<int>(outputs.shares.size());
   const int64_t rows = shape.m / shares;
-  const TileArgs args{
-      .rows = static_cast<int>(rows),
-      .half_stride = kGates ? static_cast<int>(shape.columns()) : kHalfRows,
-      .steps = static_cast<int>(shape.k / kStageColumns),
-      .steps_a_box = std::max(1, static_cast<int>(shape.k / kStageColumns) / Memory<Kind>::kOutBoxes),
-      .row_tiles = static_cast<int>(ceil_div(rows, C::kRows * kTileRows)),
-      .column_tiles = portion.columns / Kind::kColumns / C::kColumns,
-      .first_column = portion.first_column,
-      .shares = shares,
-      .first_share = outputs.first,
-      .second = portion.second};
+  const int steps = static_cast<int>(shape.k / kStageColumns);
+  const TileArgs args{.rows = static_cast<int>(rows),
+                      .half_stride = kGates ? static_cast<int>(shape.columns()) : kHalfRows,
+                      .steps = steps,
+                      .steps_a_turn = std::max(1, steps / kTurns),
+                      .row_tiles = portion.row_tiles,
+                      .column_tiles = portion.column_tiles,
+                      .first_tile = portion.first_tile,
+                      .tiles = portion.tiles,
+                      .first_share = outputs.first,
+                      .shares = shares,
+                      .second = portion.second};
   CUtensorMap x;
   CUtensorMap w;
   OutMaps<Kind::kMostShares> y;
@@ -142,18 +157,18 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
   }
   auto* kernel = multiply_tiles<T, Kind, C>;
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Kind>);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int clusters = std::min(portion.clusters, shares * args.row_tiles * args.column_tiles);
+  const int clusters = std::min(portion.clusters, args.tiles);
   const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(clusters * C::kBlocks)),
                                 .threads = kThreads,
                                 .stream = stream,
-                                .shared_bytes = kSharedBytes<Kind>,
+                                .shared_bytes = kSharedBytes,
                                 .cluster_blocks = C::kBlocks};
   return launch_overlapped(kernel, launch, x, w, y, args);
 }
 
-// Clusters of eight that find room at the same time.
+// Clusters of eight that find room at the same time. What takes room is the same for every kind.
 int eights_at_once() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -161,61 +176,77 @@ int eights_at_once() {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(Eight::kBlocks);
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes<Gated>;
+  config.dynamicSmemBytes = kSharedBytes;
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;
   auto* kernel = multiply_tiles<__nv_bfloat16, Gated, Eight>;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Gated>);
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
   if (error == cudaSuccess) return clusters;
   (void)cudaGetLastError();
   return 0;
 }
 
-// How the columns of a gated y are divided between clusters of eight and pairs beside them: so that both end
-// early, and of ways that are as good the one with the fewest pairs' tiles. All to pairs where eights would
-// not pay: of rows that do not fill them.
+// How the tiles of y are divided between clusters of eight and pairs beside them, which get the last ones: so
+// that both end early, and of ways that are as good the one with the fewest pairs' tiles. All to pairs where
+// eights would not pay: of rows or columns that do not fill them.
 struct Division {
   Portion eights;
   Portion pairs;
 };
+template <typename Kind>
 Division divide(const MatmulShape& shape, int processors, int eights) {
-  const int columns = static_cast<int>(shape.columns());
-  Division best{.eights = {}, .pairs = {.columns = columns, .clusters = processors / Pair::kBlocks}};
-  const int rest = (processors - eights * Eight::kBlocks) / Pair::kBlocks;
-  const bool fills = shape.m % (Eight::kRows * kTileRows) == 0;
+  constexpr int kPairs = Eight::kBlocks / Pair::kBlocks;  // in the place of an eight
+  Division best{.eights = {}, .pairs = all_tiles<Kind, Pair>(shape, 1, processors / Pair::kBlocks)};
+  const bool fills =
+      shape.m % PromptLinear::kClusterRows == 0 && shape.columns() % (Eight::kColumns * Kind::kColumns) == 0;
   if (eights == 0 || !fills) return best;
-  int64_t least = best.pairs.rounds<Gated, Pair>(shape.m);
-  for (int of_pairs = 0; of_pairs <= columns / 4; of_pairs += Gated::kColumns) {
-    if ((columns - of_pairs) % (Eight::kColumns * Gated::kColumns) != 0 || (of_pairs > 0 && rest == 0))
-      continue;
-    const Portion first{.columns = columns - of_pairs, .clusters = eights};
-    const Portion second{
-        .first_column = columns - of_pairs, .columns = of_pairs, .clusters = rest, .second = true};
-    const int64_t rounds = std::max(first.rounds<Gated, Eight>(shape.m), second.rounds<Gated, Pair>(shape.m));
-    const bool better = best.eights.columns == 0 ? rounds <= least : rounds < least;
-    if (!better) continue;
+  const Portion all = all_tiles<Kind, Eight>(shape, 1, eights);
+  const int rest = (processors - eights * Eight::kBlocks) / Pair::kBlocks;
+  const int most = rest > 0 ? all.tiles / 4 : 0;
+  int64_t least = best.pairs.rounds() + 1;
+  for (int of_pairs = 0; of_pairs <= most; ++of_pairs) {
+    Portion first = all;
+    first.tiles -= of_pairs;
+    Portion second = all;
+    second.first_tile = first.tiles;
+    second.tiles = of_pairs * kPairs;
+    second.clusters = std::max(rest, 1);
+    second.second = true;
+    const int64_t rounds = std::max(first.rounds(), second.rounds());
+    if (rounds >= least) continue;
     least = rounds;
     best = {first, second};
   }
   return best;
 }
 
-template <typename T>
-cudaError_t launch_gated_as(const HopperDevice& device,
-                            const Division& division,
-                            const MatmulShape& shape,
-                            const MatmulOperands& operands,
-                            cudaStream_t stream) {
+template <typename T, typename Kind>
+cudaError_t launch_divided(const HopperDevice& device,
+                           const Division& division,
+                           const MatmulShape& shape,
+                           const MatmulOperands& operands,
+                           cudaStream_t stream) {
   void* const y[] = {operands.y};
   cudaError_t error = cudaSuccess;
-  if (division.eights.columns > 0)
-    error = launch_portion<T, Gated, Eight>(device.encoder, shape, operands, {y}, division.eights, stream);
-  if (error == cudaSuccess && division.pairs.columns > 0)
-    error = launch_portion<T, Gated, Pair>(device.encoder, shape, operands, {y}, division.pairs, stream);
+  if (division.eights.tiles > 0)
+    error = launch_portion<T, Kind, Eight>(device.encoder, shape, operands, {y}, division.eights, stream);
+  if (error == cudaSuccess && division.pairs.tiles > 0)
+    error = launch_portion<T, Kind, Pair>(device.encoder, shape, operands, {y}, division.pairs, stream);
   return error;
+}
+
+template <typename Kind>
+cudaError_t launch_as(const HopperDevice& device,
+                      int eights,
+                      const MatmulShape& shape,
+                      const MatmulOperands& operands,
+                      cudaStream_t stream) {
+  const Division division = divide<Kind>(shape, device.processors, eights);
+  return shape.in == DType::kBF16
+             ? launch_divided<__nv_bfloat16, Kind>(device, division, shape, operands, stream)
+             : launch_divided<__half, Kind>(device, division, shape, operands, stream);
 }
 
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
@@ -239,13 +270,21 @@ bool PromptLinear::takes_gated(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_gated(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  const Division division = divide(shape, device_.processors, eights_);
-  return shape.in == DType::kBF16 ? launch_gated_as<__nv_bfloat16>(device_, division, shape, operands, stream)
-                                  : launch_gated_as<__half>(device_, division, shape, operands, stream);
+  return launch_as<Gated>(device_, eights_, shape, operands, stream);
+}
+
+bool PromptLinear::takes_plain(const MatmulShape& shape) const {
+  return !shape.gated && takes(device_, shape);
+}
+
+cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
+                                       const MatmulOperands& operands,
+                                       cudaStream_t stream) const {
+  return launch_as<Plain>(device_, eights_, shape, operands, stream);
 }
 
 bool PromptLinear::takes_shares(const MatmulShape& shape, int shares) const {
-  return !shape.gated && shares <= kMostShares && shape.m % shares == 0 && takes(device_, shape);
+  return takes_plain(shape) && shares <= kMostShares && shape.m % shares == 0;
 }
 
 cudaError_t PromptLinear::launch_shares(const MatmulShape& shape,
@@ -253,7 +292,8 @@ cudaError_t PromptLinear::launch_shares(const MatmulShape& shape,
                                         std::span<void* const> shares,
                                         int first,
                                         cudaStream_t stream) const {
-  const Portion all{.columns = static_cast<int>(shape.n), .clusters = device_.processors / Pair::kBlocks};
+  const Portion all =
+      all_tiles<Plain, Pair>(shape, static_cast<int>(shares.size()), device_.processors / Pair::kBlocks);
   const Outputs outputs{.shares = shares, .first = first};
   return shape.in == DType::kBF16
              ? launch_portion<__nv_bfloat16, Plain, Pair>(

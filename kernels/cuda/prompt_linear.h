@@ -1,5 +1,5 @@
 // Products of prompts by wgmma: y = silu(x · Gᵀ) · (x · Uᵀ), the gate applied where its sums are, and
-// y = x · Wᵀ whose rows go to several places. Needs compute capability 9.0.
+// y = x · Wᵀ, whose rows may go to several places. Needs compute capability 9.0.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,6 +15,7 @@ namespace llm_dist::kernels {
 class PromptLinear {
  public:
   static constexpr int kMostShares = 8;
+  static constexpr int kClusterRows = 512;  // that fill the larger clusters
 
   // `device`: the calling thread's.
   explicit PromptLinear(const HopperDevice& device);
@@ -25,7 +26,12 @@ class PromptLinear {
                            const MatmulOperands& operands,
                            cudaStream_t stream) const;
 
-  // y in so many runs of rows, of one length.
+  bool takes_plain(const MatmulShape& shape) const;
+  cudaError_t launch_plain(const MatmulShape& shape,
+                           const MatmulOperands& operands,
+                           cudaStream_t stream) const;
+
+  // A plain y in so many runs of rows, of one length.
   bool takes_shares(const MatmulShape& shape, int shares) const;
   // The i-th run goes to shares[i], where its rows are shape.y_stride apart: this device's memory or what it
   // can reach of another's. Run `first` is multiplied first, the others follow it round. operands.y is not

@@ -11,19 +11,22 @@
 namespace llm_dist::kernels::prompt_products {
 
 // What a warpgroup does with 64 rows of a block's tiles. Its sums lie as device/wgmma.cuh says: those of the
-// tile's first 128 rows of W, then those of its second.
+// tile's first 128 rows of W, then those of its second. A tile's are rounded when they are complete, kept in
+// registers, and gated and stored while the next tile is multiplied: the registers of sums are free at once.
 template <typename T, typename Kind, typename C>
 struct Multiplier {
-  const Memory<Kind>& memory;
+  const Memory& memory;
   const Walk<Kind, C>& walk;
   const int group;
   const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-  Cursor<Kind::kStages> cursor;
-  // The tile that stands in shared memory, and the first of its boxes that has not been stored.
+  Cursor<kStages> cursor;
+  Tile tile;  // the next one
+  // Of the tile before, two neighbouring columns of a row in each, and which of its turns comes next.
+  uint32_t kept[kSums / 2] = {};
+  int turn = kTurns;
   const CUtensorMap* y = nullptr;
   int out_row = 0;
   int out_column = 0;
-  int next_box = Memory<Kind>::kOutBoxes;
 
   // The blocks above, below and beside this one write to its stages, and so does itself.
   __device__ void leave(int stage) const {
@@ -31,32 +34,39 @@ struct Multiplier {
       barrier_arrive_in_block(memory.empty + stage, thread);
   }
 
-  __device__ void multiply(float (&sums)[kSums]) {
+  // next_tile: its number in the walk.
+  __device__ void multiply(float (&sums)[kSums], int next_tile) {
+    const int steps = walk.args.steps;
     int behind = -1;  // a stage that products still read
+    int turn_at = walk.args.steps_a_turn;
 #pragma unroll 1
-    for (int step = 0; step < walk.args.steps; ++step) {
+    for (int step = 1; step <= steps; ++step) {
       barrier_wait(memory.full + cursor.stage, cursor.parity);
       products_begin(sums);
       const uint64_t x = swizzled_tile(memory.x(cursor.stage, group));
       const uint64_t w = swizzled_tile(memory.w(cursor.stage));
 #pragma unroll
       for (int k = 0; k < kRowBytes / 16; k += 2)  // that unit is theirs
-        multiply_256_tiles(T(), sums, x + k, w + k, step > 0 || k > 0);
+        multiply_256_tiles(T(), sums, x + k, w + k, step > 1 || k > 0);
       products_issued();
       products_done<1>(sums);
       if (behind >= 0) leave(behind);
       behind = cursor.stage;
       cursor.advance();
-      if constexpr (!Kind::kStoresAtOnce) {
-        if ((step + 1) % walk.args.steps_a_box == 0) store_next();
-      }
+      // While there is something to multiply: finding a tile takes hundreds of cycles.
+      if (step == 1) tile = walk.tile_or_last(next_tile);
+      // Before the last products are done: then the registers are needed for this tile.
+#pragma unroll 1
+      for (; turn < kTurns && (step >= turn_at || step == steps); turn_at += walk.args.steps_a_turn)
+        take_turn();
     }
     products_done<0>(sums);
     leave(behind);
   }
   // Where no row of x is. A thread that fell behind by a round of the ring would miss phases: without
   // products to wait for each other in, threads meet.
-  __device__ void pass_over() {
+  __device__ void pass_over(int next_tile) {
+    tile = walk.tile_or_last(next_tile);
 #pragma unroll 1
     for (int step = 0; step < walk.args.steps; ++step) {
       barrier_wait(memory.full + cursor.stage, cursor.parity);
@@ -66,50 +76,70 @@ struct Multiplier {
     }
   }
 
-  // Two neighbouring columns of a row of y.
-  __device__ static uint32_t pair_at(const float (&sums)[kSums], int at) {
-    const uint32_t pair = pack_pair(T(), sums[at], sums[at + 1]);
-    if constexpr (std::is_same_v<Kind, Plain>) return pair;
-    const float2 gate = pair_of(T(), pair);
-    const float2 up = pair_of(T(), pack_pair(T(), sums[at + kSums / 2], sums[at + kSums / 2 + 1]));
-    return pack_pair(T(), silu_approx(gate.x) * up.x, silu_approx(gate.y) * up.y);
-  }
-  __device__ void store_next() {
-    if (next_box == Memory<Kind>::kOutBoxes) return;
-    if (thread == 0) {
-      store_box(*y, out_column + next_box * kStageColumns, out_row, memory.out(group, next_box));
-      stores_issued();
-    }
-    ++next_box;
-  }
-  __device__ void store_rest() {
-#pragma unroll 1
-    while (next_box < Memory<Kind>::kOutBoxes) store_next();
-  }
-  // Through shared memory, permuted as TMA expects it, which also leaves out rows behind the last.
-  __device__ void store(const float (&sums)[kSums], const CUtensorMap& map, int row, int column) {
-    constexpr int kBoxPieces = kRowBytes / 16;
-    store_rest();  // of the tile before
-    if (thread == 0) stores_read();
-    barrier_of_group(group);
-    const int lane = thread % kWarpSize;
-    const int lane_row = thread / kWarpSize * 16 + lane % 16;  // that this lane names
+  // A tile's sums, to be stored in turns.
+  __device__ void keep(const float (&sums)[kSums], const CUtensorMap& map, int row, int column) {
 #pragma unroll
-    for (int piece = 0; piece < Kind::kColumns / 8; piece += 2) {
-      uint32_t pairs[4];  // of eight columns two rows that are eight apart, then of the next eight columns
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = pair_at(sums, 4 * piece + 2 * i);
-      const int at = piece % kBoxPieces + lane / 16;
-      auto* to = reinterpret_cast<uint4*>(memory.out(group, piece / kBoxPieces) + lane_row * kRowBytes);
-      store_matrices(to + (at ^ lane_row % 8), pairs);
+    for (int i = 0; i < kSums / 2; ++i) {
+      kept[i] = pack_pair(T(), sums[2 * i], sums[2 * i + 1]);
+      asm volatile("" : "+r"(kept[i]));  // here, and not where it is used
     }
-    release_to_products();
-    barrier_of_group(group);
     y = &map;
     out_row = row;
     out_column = column;
-    next_box = 0;
-    if constexpr (Kind::kStoresAtOnce) store_rest();
+    turn = 0;
+  }
+  // Two neighbouring columns of a row of y.
+  __device__ uint32_t pair_at(int at) const {
+    if constexpr (std::is_same_v<Kind, Plain>) return kept[at];
+    const float2 gate = pair_of(T(), kept[at]);
+    const float2 up = pair_of(T(), kept[at + kSums / 4]);
+    return pack_pair(T(), silu_approx(gate.x) * up.x, silu_approx(gate.y) * up.y);
+  }
+  // Through shared memory, permuted as TMA expects it, which also leaves out rows behind the last.
+  template <int kTurn>
+  __device__ void take() {
+    constexpr int kBoxPieces = kRowBytes / 16;
+    constexpr int kPieces = Kind::kColumns / 8 / kTurns;
+    constexpr int kFirst = kTurn * kPieces;
+    constexpr int kBox = kFirst / kBoxPieces;
+    std::byte* box = memory.out(group, kBox % Memory::kOutBoxes);
+    if constexpr (kFirst % kBoxPieces == 0) {
+      if (thread == 0) stores_read<Memory::kOutBoxes - 1>();
+      barrier_of_group(group);
+    }
+    const int lane = thread % kWarpSize;
+    const int lane_row = thread / kWarpSize * 16 + lane % 16;  // that this lane names
+#pragma unroll
+    for (int piece = kFirst; piece < kFirst + kPieces; piece += 2) {
+      uint32_t pairs[4];  // of eight columns two rows that are eight apart, then of the next eight columns
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = pair_at(2 * piece + i);
+      const int at = piece % kBoxPieces + lane / 16;
+      auto* to = reinterpret_cast<uint4*>(box + lane_row * kRowBytes);
+      store_matrices(to + (at ^ lane_row % 8), pairs);
+    }
+    if constexpr ((kFirst + kPieces) % kBoxPieces == 0) {
+      release_to_products();
+      barrier_of_group(group);
+      if (thread == 0) {
+        store_box(*y, out_column + kBox * kStageColumns, out_row, box);
+        stores_issued();
+      }
+      __syncwarp();
+    }
+  }
+  __device__ void take_turn() {
+    static_assert(kTurns == 4);
+    switch (turn++) {
+      case 0: return take<0>();
+      case 1: return take<1>();
+      case 2: return take<2>();
+      default: return take<3>();
+    }
+  }
+  __device__ void store_rest() {
+#pragma unroll 1
+    while (turn < kTurns) take_turn();
   }
 };
 

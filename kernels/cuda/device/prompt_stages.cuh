@@ -21,18 +21,17 @@ constexpr int kStageColumns = kRowBytes / 2;
 // Clusters that run at the same time have so many tiles below each other; the others are beside them.
 constexpr int kRasterRows = 8;
 
-// What becomes of a tile's sums. kColumns: of y. kStages: as many as there is room for beside a tile of y.
+constexpr int kStages = 4;
+constexpr int kTurns = 4;  // parts in which a tile of y leaves
+
+// What becomes of a tile's sums. kColumns: of y.
 struct Gated {
   static constexpr int kColumns = kHalfRows;
-  static constexpr int kStages = 4;
   static constexpr int kMostShares = 1;
-  static constexpr bool kStoresAtOnce = true;
 };
 struct Plain {
   static constexpr int kColumns = 2 * kHalfRows;
-  static constexpr int kStages = 3;
   static constexpr int kMostShares = kMostOutputs;
-  static constexpr bool kStoresAtOnce = false;
 };
 
 // kRows: blocks below each other, kColumns: beside each other.
@@ -54,15 +53,17 @@ constexpr int kCopierRegisters = 24;
 constexpr int kMultiplierRegisters = 240;
 
 struct TileArgs {
-  int rows = 0;         // of a share of y
-  int half_stride = 0;  // rows of W from a tile's first half to its second
-  int steps = 0;        // stages that hold all columns of x
-  int steps_a_box = 1;  // of a tile that is stored while the next one is multiplied
-  int row_tiles = 0;    // of clusters, of a share
+  int rows = 0;          // of a share of y
+  int half_stride = 0;   // rows of W from a tile's first half to its second
+  int steps = 0;         // stages that hold all columns of x
+  int steps_a_turn = 1;  // from one turn to the next
+  // Of clusters; of a product's second kernel, of the first one's clusters. All shares have as many.
+  int row_tiles = 0;
   int column_tiles = 0;
-  int first_column = 0;  // of y, that the kernel multiplies
-  int shares = 1;
+  int first_tile = 0;  // that the kernel multiplies
+  int tiles = 0;       // of its own clusters
   int first_share = 0;
+  int shares = 1;
   bool second = false;  // of the two kernels of a product
 };
 
@@ -73,13 +74,11 @@ struct OutMaps {
 };
 
 // Rows of 128 bytes, whose 16-byte pieces TMA permutes.
-template <typename Kind>
 struct Memory {
-  static constexpr int kStages = Kind::kStages;
   static constexpr int kXBytes = kTileRows * kRowBytes;
   static constexpr int kStageBytes = kXBytes + 2 * kHalfRows * kRowBytes;
   static constexpr int kOutBoxBytes = kGroupRows * kRowBytes;
-  static constexpr int kOutBoxes = Kind::kColumns / kStageColumns;  // of a warpgroup, side by side in y
+  static constexpr int kOutBoxes = 2;  // of a warpgroup
   static constexpr int kBytes = kStages * kStageBytes + kMultipliers * kOutBoxes * kOutBoxBytes;
 
   std::byte* base;  // at a multiple of 1024, the same in all blocks of a cluster
@@ -95,8 +94,7 @@ struct Memory {
   }
 };
 
-template <typename Kind>
-constexpr int kSharedBytes = Memory<Kind>::kBytes + 1024;  // to where the base may begin
+constexpr int kSharedBytes = Memory::kBytes + 1024;  // to where the base may begin
 
 // Of y: its share, and the first row in that and the first column.
 struct Tile {
@@ -105,7 +103,7 @@ struct Tile {
   int column;
 };
 
-// A block's walk over the tiles.
+// A block's walk over the tiles: from first() on, every clusters()-th of args.tiles.
 template <typename Kind, typename C>
 struct Walk {
   const TileArgs& args;
@@ -113,21 +111,26 @@ struct Walk {
   int row = rank % C::kRows;  // of the block in its cluster
   int column = rank / C::kRows;
 
-  // run(tile)
-  template <typename Run>
-  __device__ void each_tile(Run&& run) const {
-    const int clusters = static_cast<int>(gridDim.x) / C::kBlocks;
+  __device__ static int first() { return static_cast<int>(blockIdx.x) / C::kBlocks; }
+  __device__ static int clusters() { return static_cast<int>(gridDim.x) / C::kBlocks; }
+  // Behind the last: the last.
+  __device__ Tile tile_or_last(int i) const { return tile(min(i, args.tiles - 1)); }
+  __device__ Tile tile(int i) const {
+    const int rows = args.second ? Eight::kRows / C::kRows : 1;  // of such clusters in a tile
+    const int columns = args.second ? Eight::kColumns / C::kColumns : 1;
+    const int part = i % (rows * columns);
+    const int at = args.first_tile + i / (rows * columns);
     const int of_share = args.row_tiles * args.column_tiles;
-    for (int i = static_cast<int>(blockIdx.x) / C::kBlocks; i < args.shares * of_share; i += clusters) {
-      const int share = args.first_share + i / of_share;
-      const int tile = i % of_share;
-      const int first = tile / (kRasterRows * args.column_tiles) * kRasterRows;
-      const int height = min(kRasterRows, args.row_tiles - first);
-      const int rest = tile - first * args.column_tiles;
-      run(Tile{.share = share < args.shares ? share : share - args.shares,
-               .row = ((first + rest % height) * C::kRows + row) * kTileRows,
-               .column = args.first_column + (rest / height * C::kColumns + column) * Kind::kColumns});
-    }
+    const int share = args.first_share + at / of_share;
+    const int in_share = at % of_share;
+    const int first_row = in_share / (kRasterRows * args.column_tiles) * kRasterRows;
+    const int height = min(kRasterRows, args.row_tiles - first_row);
+    const int rest = in_share - first_row * args.column_tiles;
+    const int cluster_row = (first_row + rest % height) * rows + part % rows;
+    const int cluster_column = rest / height * columns + part / rows;
+    return {.share = share < args.shares ? share : share - args.shares,
+            .row = (cluster_row * C::kRows + row) * kTileRows,
+            .column = (cluster_column * C::kColumns + column) * Kind::kColumns};
   }
 };
 
@@ -136,7 +139,7 @@ template <typename Kind, typename C>
 __device__ inline void bring_tiles(const CUtensorMap& x,
                                    const CUtensorMap& w,
                                    const Walk<Kind, C>& walk,
-                                   const Memory<Kind>& memory) {
+                                   const Memory& memory) {
   constexpr uint32_t kColumnOfBlocks = (1u << C::kRows) - 1;
   uint32_t row_of_blocks = 0;
   for (int i = 0; i < C::kColumns; ++i) row_of_blocks |= 1u << (walk.row + i * C::kRows);
@@ -144,15 +147,16 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
   const auto w_readers = static_cast<uint16_t>(kColumnOfBlocks << (walk.column * C::kRows));
   const int w_at = walk.row * C::kWRows;  // of a stage's rows of W
   const uint64_t policy = policy_read_normally();
-  Cursor<Kind::kStages> cursor;
-  walk.each_tile([&](const Tile& tile) {
+  Cursor<kStages> cursor;
+  for (int i = walk.first(); i < walk.args.tiles; i += walk.clusters()) {
+    const Tile tile = walk.tile(i);
     const int x_row = tile.share * walk.args.rows + tile.row;
     const int w_row = w_at / kHalfRows * walk.args.half_stride + tile.column + w_at % kHalfRows;
 #pragma unroll 1
     for (int step = 0; step < walk.args.steps; ++step) {
       uint64_t* full = memory.full + cursor.stage;
       barrier_wait(memory.empty + cursor.stage, cursor.parity ^ 1);
-      barrier_arrive_expecting(full, Memory<Kind>::kStageBytes);
+      barrier_arrive_expecting(full, Memory::kStageBytes);
       const int at = step * kStageColumns;
       if constexpr (C::kColumns == 1) {
         load_box(memory.x(cursor.stage, 0), x, at, x_row, full, policy);
@@ -164,7 +168,7 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
       load_box_in_blocks(memory.w(cursor.stage) + w_at * kRowBytes, w, at, w_row, full, w_readers, policy);
       cursor.advance();
     }
-  });
+  }
 }
 
 }  // namespace llm_dist::kernels::prompt_products

@@ -16,12 +16,19 @@ namespace llm_dist::kernels {
 
 inline constexpr int kMultipliers = 2;  // warpgroups
 inline constexpr int kGroupRows = kHopperPromptRows / kMultipliers;
-inline constexpr int kTileKeys = 128;
+inline constexpr int kTileKeys = kHopperPromptKeys;
 // Tiles of K, and of V: those stay longer, until their weights are known and multiplied.
 inline constexpr int kKeyStages = 2;
 inline constexpr int kValueStages = 3;
 inline constexpr int kRowBytes = 128;  // TMA's widest swizzle: 64 dimensions
 static_assert(kGroupRows == 64);       // what one product takes
+
+struct PromptBarriers {
+  uint64_t full_keys[kKeyStages];
+  uint64_t empty_keys[kKeyStages];
+  uint64_t full_values[kValueStages];
+  uint64_t empty_values[kValueStages];
+};
 
 // Queries stand as parts of 64 dimensions, each of rows of 128 bytes; keys and values as groups of eight
 // rows, each of as many parts: so one copy brings all that stands side by side in a block of the cache, and
@@ -34,7 +41,10 @@ struct PromptMemory {
   static constexpr int kQueryPart = kGroupRows * kRowBytes;
   static constexpr int kKeyPart = 8 * kRowBytes;
   static constexpr int kEightKeys = kParts * kKeyPart;
-  static constexpr int kQueryBytes = kMultipliers * kParts * kQueryPart;
+  // Queries of the next item come while one is worked on, where there is room.
+  static constexpr int kQueryStages = kCodes ? 1 : 2;
+  static constexpr int kQueryStageBytes = kMultipliers * kParts * kQueryPart;
+  static constexpr int kQueryBytes = kQueryStages * kQueryStageBytes;
   static constexpr int kTileBytes = kTileKeys / 8 * kEightKeys;
   static constexpr int kTiles = kKeyStages + kValueStages;
   // Codes on their way: each of the warps that widen them has its own keys of a tile.
@@ -47,8 +57,10 @@ struct PromptMemory {
 
   std::byte* base;  // at a multiple of 1024
 
-  __device__ std::byte* queries(int group, int part) const {
-    return base + (group * kParts + part) * kQueryPart;
+  // Beside the tiles: an address that is a sum costs less than one that is asked for anew.
+  __device__ PromptBarriers& barriers() const { return *reinterpret_cast<PromptBarriers*>(base + kBytes); }
+  __device__ std::byte* queries(int stage, int group, int part) const {
+    return base + stage * kQueryStageBytes + (group * kParts + part) * kQueryPart;
   }
   __device__ std::byte* keys(int stage) const { return base + kQueryBytes + stage * kTileBytes; }
   __device__ std::byte* values(int stage) const { return keys(kKeyStages + stage); }
@@ -56,13 +68,6 @@ struct PromptMemory {
   __device__ std::byte* codes(int warp, int stage, int which) const {
     return keys(kTiles) + ((warp * kCodeStages + stage) * 2 + which) * kCodeBytes;
   }
-};
-
-struct PromptBarriers {
-  uint64_t full_keys[kKeyStages];
-  uint64_t empty_keys[kKeyStages];
-  uint64_t full_values[kValueStages];
-  uint64_t empty_values[kValueStages];
 };
 
 // What TMA is told of a cache, [blocks, eight keys after eight keys of a block, parts, 8, 64]: with boxes of
@@ -84,6 +89,53 @@ struct KeyPages {
   bool runs;  // there are maps of them
 };
 
+// What a block works on: some rows of a sequence, of one kv head's group.
+struct PromptWork {
+  PromptItem item;
+  int kv_head;  // −1: no work
+
+  __device__ bool exists() const { return kv_head >= 0; }
+  __device__ int num_rows(int group) const { return item.num_queries * group; }
+  // Keys that its last row sees.
+  __device__ int end(int group) const {
+    const int last_row = min(num_rows(group), item.first_row + kHopperPromptRows) - 1;
+    return item.context - item.num_queries + last_row / group + 1;
+  }
+};
+
+// A block's way through the work. Items stand with the longest first: those of some heads next to each other,
+// so that at the end little is left for a few, but of no more heads than L2 has room for. Of the heads before
+// the last ones the shortest come first in turns, so that lengths never jump. They are dealt out to and fro:
+// who gets the longest of one round gets the shortest of the next.
+class PromptWalk {
+ public:
+  __device__ explicit PromptWalk(const PagedAttentionArgs& args) : args_(args) {}
+  __device__ PromptWork next() {
+    const int blocks = static_cast<int>(gridDim.x);
+    const int block = static_cast<int>(blockIdx.x);
+    const int at = round_ * blocks + (round_ % 2 == 0 ? block : blocks - 1 - block);
+    ++round_;
+    return piece(at);
+  }
+
+ private:
+  __device__ PromptWork piece(int at) const {
+    const int items = static_cast<int>(args_.plan.num_prompt);
+    if (at >= items * args_.num_kv_heads) return {.item = {}, .kv_head = -1};
+    const int together = args_.plan.prompt_heads;
+    const int turn = at / (items * together);
+    const int turns_left = (args_.num_kv_heads - 1) / together - turn;
+    const int first_head = turn * together;
+    const int heads = min(together, args_.num_kv_heads - first_head);
+    const int rest = at - first_head * items;
+    const int item = turns_left % 2 == 0 ? rest / heads : items - 1 - rest / heads;
+    return {.item = args_.plan.prompt[item], .kv_head = first_head + rest % heads};
+  }
+
+  const PagedAttentionArgs& args_;
+  int round_ = 0;
+};
+
 // What a block brings: of one kv head, the keys of a sequence below `end`.
 struct BroughtKeys {
   const PagedAttentionArgs& args;
@@ -92,6 +144,14 @@ struct BroughtKeys {
   int kv_head;
   int end;
 
+  __device__ BroughtKeys(const PagedAttentionArgs& arguments,
+                         const KeyPages& of_cache,
+                         const PromptWork& work)
+      : args(arguments),
+        pages(of_cache),
+        sequence(work.item.sequence),
+        kv_head(work.kv_head),
+        end(work.end(arguments.group)) {}
   __device__ int num_tiles() const { return (end + kTileKeys - 1) / kTileKeys; }
   __device__ const int32_t* table() const { return args.block_tables + sequence * args.table_stride; }
   // The cache's block, from table(), with the page from a tile's key `first` on; −1 where there is none, or
@@ -109,14 +169,21 @@ struct BroughtKeys {
   }
 };
 
-// A warp calls it. A lane brings a page, or the first one a whole tile: a copy costs the more the less it
-// brings.
+// Where a block is in its rings of tiles, from one piece of work to the next.
+struct TileCursors {
+  Cursor<kKeyStages> keys;
+  Cursor<kValueStages> values;
+};
+
+// The tiles of one piece of work. A warp calls it. A lane brings a page, or the first one a whole tile: a
+// copy costs the more the less it brings.
 template <typename T, int kHeadDim>
 __device__ inline void bring_tiles(const PromptMaps& k_maps,
                                    const PromptMaps& v_maps,
                                    const BroughtKeys& keys,
                                    const PromptMemory<T, kHeadDim>& memory,
-                                   PromptBarriers& barriers) {
+                                   TileCursors& cursors) {
+  PromptBarriers& barriers = memory.barriers();
   using M = PromptMemory<T, kHeadDim>;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int page_keys = keys.pages.keys;
@@ -126,8 +193,7 @@ __device__ inline void bring_tiles(const PromptMaps& k_maps,
   auto block_of = [&](int tile) { return keys.block_of(table, tile, first, kTileKeys); };
   const int count = keys.num_tiles();
   int block = block_of(count - 1);
-  Cursor<kKeyStages> key_cursor;
-  Cursor<kValueStages> value_cursor;
+  auto& [key_cursor, value_cursor] = cursors;
 #pragma unroll 1
   for (int tile = count - 1; tile >= 0; --tile) {
     const int next = block_of(tile - 1);
@@ -162,6 +228,19 @@ __device__ inline void bring_tiles(const PromptMaps& k_maps,
     value_cursor.advance();
     block = next;
   }
+}
+
+// All of a block's work; a warp calls it.
+template <typename T, int kHeadDim>
+__device__ inline void bring_work(const PromptMaps& k_maps,
+                                  const PromptMaps& v_maps,
+                                  const PagedAttentionArgs& args,
+                                  const KeyPages& pages,
+                                  const PromptMemory<T, kHeadDim>& memory) {
+  TileCursors cursors;
+  PromptWalk walk(args);
+  for (PromptWork work = walk.next(); work.exists(); work = walk.next())
+    bring_tiles(k_maps, v_maps, BroughtKeys(args, pages, work), memory, cursors);
 }
 
 }  // namespace llm_dist::kernels

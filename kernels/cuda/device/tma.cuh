@@ -172,9 +172,12 @@ __device__ inline void store_box(const CUtensorMap& map, int column, int row, co
                : "memory");
 }
 __device__ inline void stores_issued() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// What this thread stores has left shared memory.
-__device__ inline void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// And stands in global memory.
+// All but the last kLeft groups of what this thread stores have left shared memory.
+template <int kLeft>
+__device__ inline void stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+// All of it stands in global memory.
 __device__ inline void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace llm_dist::kernels

@@ -28,16 +28,17 @@ struct Widener {
 
   const __nv_fp8_e4m3* k_cache;
   const __nv_fp8_e4m3* v_cache;
-  const BroughtKeys& keys;
   const M& memory;
   PromptBarriers& barriers;
   Arrivals& arrivals;
   int warp;
   int lane;
   int first;  // of this lane's page in a tile
+  Cursor<M::kCodeStages> cursor;
+  TileCursors cursors;
 
   // Every lane asks for its page of a tile, those without a block for none.
-  __device__ void ask(int which, int stage, int block, int eight_keys) const {
+  __device__ void ask(const BroughtKeys& keys, int which, int stage, int block, int eight_keys) const {
     uint64_t* arrival = &arrivals.codes[stage][which];
     const auto bytes = static_cast<uint32_t>(keys.pages.keys * kHeadDim);
     const auto num_pages = static_cast<uint32_t>(__popc(__ballot_sync(0xffffffffu, block >= 0)));
@@ -85,7 +86,7 @@ struct Widener {
     }
   }
 
-  __device__ void run() const {
+  __device__ void start() const {
     if (lane == 0) {
       for (auto& stage : arrivals.codes) {
         for (uint64_t& arrival : stage) barrier_init(&arrival, 1);
@@ -93,24 +94,27 @@ struct Widener {
       barrier_init_done();
     }
     __syncwarp();
+  }
+  // The tiles of one piece of work.
+  __device__ void run(const BroughtKeys& keys) {
     const int32_t* table = keys.table();
     auto block_of = [&](int tile) { return keys.block_of(table, tile, first, (warp + 1) * M::kWidenerKeys); };
     const int count = keys.num_tiles();
 #pragma unroll
-    for (int stage = 0; stage < M::kCodeStages; ++stage) {
-      const int tile = count - 1 - stage;
+    for (int i = 0; i < M::kCodeStages; ++i) {
+      const int tile = count - 1 - i;
+      if (tile < 0) break;
       const int block = block_of(tile);
       const int eight_keys = keys.eight_keys(tile, first, block);
-      ask(0, stage, block, eight_keys);
-      ask(1, stage, block, eight_keys);
+      const int stage = (cursor.stage + i) % M::kCodeStages;
+      ask(keys, 0, stage, block, eight_keys);
+      ask(keys, 1, stage, block, eight_keys);
     }
     int block = block_of(count - 1 - M::kCodeStages);
-    Cursor<M::kCodeStages> cursor;
-    Cursor<kKeyStages> key_cursor;
-    Cursor<kValueStages> value_cursor;
+    auto& [key_cursor, value_cursor] = cursors;
 #pragma unroll 1
     for (int tile = count - 1; tile >= 0; --tile) {
-      const int asked = tile - M::kCodeStages;  // below 0: for nothing
+      const int asked = tile - M::kCodeStages;
       const int next = block_of(asked - 1);
       const int eight_keys = keys.eight_keys(asked, first, block);
       const int present = keys.end - tile * kTileKeys - warp * M::kWidenerKeys;
@@ -126,7 +130,7 @@ struct Widener {
             release_to_products();  // and the codes have been read before others are copied there
             __syncwarp();
             if (lane == 0) barrier_arrive(full);
-            ask(which, cursor.stage, block, eight_keys);
+            if (asked >= 0) ask(keys, which, cursor.stage, block, eight_keys);
           };
       bring(T(),
             0,
@@ -148,27 +152,31 @@ struct Widener {
   }
 };
 
-// A warpgroup calls it.
+// All of a block's work; a warpgroup calls it.
 template <typename T, int kHeadDim>
-__device__ inline void widen_tiles(const __nv_fp8_e4m3* k_cache,
-                                   const __nv_fp8_e4m3* v_cache,
-                                   const BroughtKeys& keys,
-                                   const PromptMemory<__nv_fp8_e4m3, kHeadDim>& memory,
-                                   PromptBarriers& barriers) {
+__device__ inline void widen_work(const __nv_fp8_e4m3* k_cache,
+                                  const __nv_fp8_e4m3* v_cache,
+                                  const PagedAttentionArgs& args,
+                                  const KeyPages& pages,
+                                  const PromptMemory<__nv_fp8_e4m3, kHeadDim>& memory) {
   using M = PromptMemory<__nv_fp8_e4m3, kHeadDim>;
   __shared__ typename Widener<T, kHeadDim>::Arrivals arrivals[M::kWideners];
   const int warp = static_cast<int>(threadIdx.x) % kGroupThreads / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  Widener<T, kHeadDim>{.k_cache = k_cache,
-                       .v_cache = v_cache,
-                       .keys = keys,
-                       .memory = memory,
-                       .barriers = barriers,
-                       .arrivals = arrivals[warp],
-                       .warp = warp,
-                       .lane = lane,
-                       .first = warp * M::kWidenerKeys + lane * keys.pages.keys}
-      .run();
+  Widener<T, kHeadDim> widener{.k_cache = k_cache,
+                               .v_cache = v_cache,
+                               .memory = memory,
+                               .barriers = memory.barriers(),
+                               .arrivals = arrivals[warp],
+                               .warp = warp,
+                               .lane = lane,
+                               .first = warp * M::kWidenerKeys + lane * pages.keys,
+                               .cursor = {},
+                               .cursors = {}};
+  widener.start();
+  PromptWalk walk(args);
+  for (PromptWork work = walk.next(); work.exists(); work = walk.next())
+    widener.run(BroughtKeys(args, pages, work));
 }
 
 }  // namespace llm_dist::kernels
