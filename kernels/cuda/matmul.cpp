@@ -22,6 +22,7 @@ static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 // In the place of a library's algorithm: ours, then which of its divisions. The library's first word is a
 // small number.
 constexpr uint64_t kStreamed = 0x73747265616d6564;
+constexpr uint64_t kOfPrompts = 0x70726f6d70747320;
 // One row of x after the other, whatever the shape.
 constexpr int kByRows = -1;
 // The gate applied where the sums are.
@@ -396,6 +397,8 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   if (takes_streamed(shape)) {
     for (int parts : streamed_divisions(shape)) ours.push_back({.parts = parts, .library = {}});
   }
+  if (kernels_ != LinearKernels::kLibrary && prompts_.takes_gated(shape))
+    ours.push_back({.parts = kGated, .library = {}});
   const bool ours_first = are_ours(kernels_) || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && are_ours(kernels_)) return ours;
@@ -418,13 +421,16 @@ Result<size_t> Matmul::fastest(const Plan& plan,
   return times[best] < kClearlyFaster * times[0] ? best : 0;
 }
 
-// What an earlier run has chosen, where it can be run here.
-bool Matmul::take_known(Plan& plan, const MatmulShape& shape) const {
-  const MatmulChoices::Algorithm* known = choices_.find(shape);
+// What was chosen before, where it can be run here.
+bool Matmul::take_known(Plan& plan, const MatmulShape& shape, const MatmulChoices::Algorithm* known) const {
   if (known == nullptr) return false;
   if ((*known)[0] == kStreamed) {
     plan.choice.parts = static_cast<int>((*known)[1]);
     return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
+  }
+  if ((*known)[0] == kOfPrompts) {
+    plan.choice.parts = kGated;
+    return kernels_ != LinearKernels::kLibrary && prompts_.takes_gated(shape);
   }
   if (shape.f8_weight && (takes_streamed(shape) || !takes_quantized(shape))) return false;
   plan.choice.parts = 0;
@@ -444,8 +450,10 @@ Status Matmul::choose(Plan& plan,
     plan.choice.parts = kPlain;
     return ok_status();
   }
-  if (take_known(plan, shape)) return ok_status();
+  if (take_known(plan, shape, choices_.find(shape))) return ok_status();
   const bool tunes = timer_ != nullptr;
+  // Of a number of rows that was not tried: the library's first guess may take half as long again.
+  if (!tunes && take_known(plan, shape, choices_.find_near(shape))) return ok_status();
   ASSIGN_OR_RETURN(std::vector<Candidate> tried, candidates(plan, shape, tunes ? kCandidates : 1));
   size_t best = 0;
   if (tunes && tried.front().parts != kByRows) {
@@ -453,6 +461,8 @@ Status Matmul::choose(Plan& plan,
     MatmulChoices::Algorithm algorithm{};
     if (tried[best].parts > 0) {
       algorithm = {kStreamed, static_cast<uint64_t>(tried[best].parts)};
+    } else if (tried[best].parts == kGated) {
+      algorithm = {kOfPrompts};
     } else {
       std::memcpy(algorithm.data(), &tried[best].library, sizeof algorithm);
     }

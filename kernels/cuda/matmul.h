@@ -80,7 +80,7 @@ class Matmul {
   bool prefers_gated(const MatmulShape& shape) const;
   bool prefers_plain(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
-  bool take_known(Plan& plan, const MatmulShape& shape) const;
+  bool take_known(Plan& plan, const MatmulShape& shape, const MatmulChoices::Algorithm* known) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
   std::vector<Candidate> f8_candidates(const Plan& plan, const MatmulShape& shape, int most) const;
   Status issue_then_gate(const Plan& plan,

@@ -103,6 +103,14 @@ const MatmulChoices::Algorithm* MatmulChoices::find(const MatmulShape& shape) co
   return found == choices_.end() ? nullptr : &found->second;
 }
 
+const MatmulChoices::Algorithm* MatmulChoices::find_near(const MatmulShape& shape) const {
+  MatmulShape near = shape;
+  while (++near.m < shape.m + kNear) {
+    if (const Algorithm* found = find(near)) return found;
+  }
+  return nullptr;
+}
+
 void MatmulChoices::add(const MatmulShape& shape, const Algorithm& algorithm) {
   choices_[shape] = algorithm;
   changed_ = true;

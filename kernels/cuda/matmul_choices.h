@@ -28,6 +28,9 @@ class MatmulChoices {
   Status save();
 
   const Algorithm* find(const MatmulShape& shape) const;
+  // Of the shape with the fewest rows more than this one, less than kNear of them.
+  static constexpr int64_t kNear = 8;
+  const Algorithm* find_near(const MatmulShape& shape) const;
   void add(const MatmulShape& shape, const Algorithm& algorithm);
   const std::string& path() const { return path_; }
 

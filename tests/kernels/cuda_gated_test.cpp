@@ -151,7 +151,7 @@ class CudaGatedPrompts : public CudaGated {
 
 TEST_F(CudaGatedPrompts, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {256, 257, 300, 384, 1000, 2048}) {
+    for (int64_t m : {129, 192, 256, 257, 300, 384, 1000, 2048}) {
       for (auto [n, k] : {std::pair<int64_t, int64_t>{128, 64}, {384, 192}, {128, 4096}})
         check_dense({.dtype = dtype, .m = m, .n = n, .k = k, .whole = true});
     }
@@ -346,6 +346,8 @@ TEST_F(CudaGated, ByKernelsThatWereTriedOut) {
   for (int64_t m : {3, 33, 64, 300}) check_dense({.m = m, .n = 1536, .k = 576});
   check_f8({.m = 9, .n = 1536, .k = 576}, Rounds::kSums);
   gpu_state_->end_tuning();
+  // By what was chosen for a few rows more.
+  for (int64_t m : {2, 60, 297}) check_dense({.m = m, .n = 1536, .k = 576});
   unsetenv("XDG_CACHE_HOME");
 }
 

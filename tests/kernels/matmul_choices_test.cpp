@@ -54,6 +54,22 @@ TEST_F(MatmulChoicesTest, AnotherRunFindsWhatWasSaved) {
   EXPECT_EQ(later.find(biased), nullptr);
 }
 
+TEST_F(MatmulChoicesTest, FindsTheNearestShapeWithAFewRowsMore) {
+  MatmulChoices all = choices();
+  all.add(with_rows(32), kFirst);
+  all.add(with_rows(40), kSecond);
+  ASSERT_NE(all.find_near(with_rows(31)), nullptr);
+  EXPECT_EQ(*all.find_near(with_rows(31)), kFirst);
+  EXPECT_EQ(*all.find_near(with_rows(25)), kFirst);
+  EXPECT_EQ(*all.find_near(with_rows(33)), kSecond);
+  EXPECT_EQ(all.find_near(with_rows(24)), nullptr) << "eight rows more";
+  EXPECT_EQ(all.find_near(with_rows(32)), nullptr) << "its own rows are not more, and 40 are eight more";
+  EXPECT_EQ(all.find_near(with_rows(41)), nullptr);
+  MatmulShape biased = with_rows(31);
+  biased.has_bias = true;
+  EXPECT_EQ(all.find_near(biased), nullptr);
+}
+
 TEST_F(MatmulChoicesTest, RanksThatSaveSideBySideLoseNothing) {
   MatmulChoices one = choices();
   MatmulChoices other = choices();
