@@ -398,44 +398,52 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
   if (waits) wait_for_previous();
 }
 
+template <typename T, typename Kv, int kHeadDim, int kTiles>
+void launch_decodes(const PagedAttentionArgs& args, const AttentionParams& params, cudaStream_t stream) {
+  // Of a tile: eight rows, a piece for every eight dimensions.
+  constexpr int kResults = kDecodeWarps * kTiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float));
+  auto* kernel = attend_decodes<T, Kv, kHeadDim, kTiles>;
+  const OverlappedLaunch how{
+      .grid = dim3(static_cast<unsigned>(args.plan.num_decode), static_cast<unsigned>(args.num_kv_heads)),
+      .threads = kThreads,
+      .stream = stream,
+      .shared_bytes =
+          args.plan.decode_residents < kDecodeResidents ? std::max(kResults, kBytesForTwo) : kResults};
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
+  (void)launch_overlapped(kernel,
+                          how,
+                          args,
+                          rows_as<const T>(params.q),
+                          static_cast<const Kv*>(params.k_cache.data),
+                          static_cast<const Kv*>(params.v_cache.data),
+                          rows_as<T>(params.out));
+}
+
+// Prompts of HopperPrompts come first and let decodes begin beside them.
 template <typename T, typename Kv, int kHeadDim>
 cudaError_t launch(const PagedAttentionArgs& args,
                    const AttentionParams& params,
                    const HopperPrompts& hopper,
                    cudaStream_t stream) {
-  const auto kv_heads = static_cast<unsigned>(args.num_kv_heads);
-  const auto* k = static_cast<const Kv*>(params.k_cache.data);
-  const auto* v = static_cast<const Kv*>(params.v_cache.data);
-  const auto q = rows_as<const T>(params.q);
-  const auto out = rows_as<T>(params.out);
-  const bool beside = args.plan.num_prompt > 0 && args.plan.prompt_rows == kHopperPromptRows;
-  if (beside) {
+  const AttentionPlan& plan = args.plan;
+  PagedAttentionArgs of_decodes = args;
+  of_decodes.beside_prompts = plan.num_prompt > 0 && plan.prompt_rows == kHopperPromptRows;
+  if (of_decodes.beside_prompts) {
     const cudaError_t error = hopper.launch<T, Kv, kHeadDim>(args, params, stream);
     if (error != cudaSuccess) return error;
   }
-  PagedAttentionArgs of_decodes = args;
-  of_decodes.beside_prompts = beside;
-  const dim3 decode_grid(static_cast<unsigned>(args.plan.num_decode), kv_heads);
-  // Of a tile: eight rows, a piece for every eight dimensions.
-  auto decode = [&](auto* kernel, int tiles) {
-    const int results = kDecodeWarps * tiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float));
-    const OverlappedLaunch how{.grid = decode_grid,
-                               .threads = kThreads,
-                               .stream = stream,
-                               .shared_bytes = args.plan.decode_residents < kDecodeResidents
-                                                   ? std::max(results, kBytesForTwo)
-                                                   : results};
-    (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
-    (void)launch_overlapped(kernel, how, of_decodes, q, k, v, out);
-  };
-  if (args.plan.num_decode == 0) {
-    // prompts alone
-  } else if (args.plan.decode_rows == 8) {
-    decode(attend_decodes<T, Kv, kHeadDim, 1>, 1);
-  } else {
-    decode(attend_decodes<T, Kv, kHeadDim, 2>, 2);
+  if (plan.num_decode > 0 && plan.decode_rows == 8)
+    launch_decodes<T, Kv, kHeadDim, 1>(of_decodes, params, stream);
+  if (plan.num_decode > 0 && plan.decode_rows > 8)
+    launch_decodes<T, Kv, kHeadDim, 2>(of_decodes, params, stream);
+  if (plan.num_prompt > 0 && !of_decodes.beside_prompts) {
+    launch_attend_prompts<T, Kv, kHeadDim>(args,
+                                           rows_as<const T>(params.q),
+                                           static_cast<const Kv*>(params.k_cache.data),
+                                           static_cast<const Kv*>(params.v_cache.data),
+                                           rows_as<T>(params.out),
+                                           stream);
   }
-  if (args.plan.num_prompt > 0 && !beside) launch_attend_prompts<T, Kv, kHeadDim>(args, q, k, v, out, stream);
   return cudaGetLastError();
 }
 

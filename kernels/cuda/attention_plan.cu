@@ -42,11 +42,6 @@ int fullest_residents(int64_t blocks) {
   };
   return places(kFewerResidents) <= places(kDecodeResidents) ? kFewerResidents : kDecodeResidents;
 }
-// Where prompts and decodes run side by side. A tile of HopperPrompts takes about as long, with its part of
-// what an item costs, as one processor's share of the bandwidth takes for so many keys of a decode; and where
-// others leave the memory alone, a processor gets up to half as much again.
-constexpr double kDecodeKeysOfATile = 220;
-constexpr double kMoreBandwidth = 1.5;
 int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group, int64_t rows) {
   return ceil_div(num_tokens * group, rows) + std::min(num_sequences, num_tokens);
 }
@@ -66,7 +61,7 @@ struct StepWork {
   int64_t prompt_items = 0;  // exactly
   int64_t prompt_tiles = 0;  // of kHopperPromptKeys keys that those see
 };
-StepWork work_of(const AttentionPlanParams& params, const AttentionPlan& plan, int64_t group) {
+StepWork work_of_step(const AttentionPlanParams& params, const AttentionPlan& plan, int64_t group) {
   StepWork work;
   for (int64_t s = 0; s < params.num_sequences; ++s) {
     const int64_t queries = params.query_starts_host[s + 1] - params.query_starts_host[s];
@@ -83,7 +78,12 @@ StepWork work_of(const AttentionPlanParams& params, const AttentionPlan& plan, i
   }
   return work;
 }
+// A tile, with its part of what an item costs, takes HopperPrompts about as long as one processor's share of
+// the bandwidth takes for so many keys of a decode; and where others leave the memory alone, a processor gets
+// up to half as much again.
 int blocks_beside_decodes(const StepWork& work, int processors) {
+  constexpr double kDecodeKeysOfATile = 220;
+  constexpr double kMoreBandwidth = 1.5;
   if (processors == 0) return 0;
   const double prompts = kMoreBandwidth * kDecodeKeysOfATile * static_cast<double>(work.prompt_tiles);
   const double share = prompts / std::max(1.0, prompts + static_cast<double>(work.decode_keys));
@@ -284,7 +284,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   plan.decode_residents = plan.crowded ? fullest_residents(uncut) : kDecodeResidents;
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
-    const StepWork work = work_of(params, plan, group);
+    const StepWork work = work_of_step(params, plan, group);
     plan.num_prompt = work.prompt_items;
     plan.prompt_blocks = blocks_beside_decodes(work, hopper_processors);
     if (work.decodes == 0 && work.prompt_items > 0) plan.num_decode = 0;

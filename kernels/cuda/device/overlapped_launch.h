@@ -36,8 +36,9 @@ inline bool starts_kernels_early() {
 
 // Launches a kernel that may start before the one in front of it on the stream has ended (programmatic
 // dependent launch): all of its threads call wait_for_previous() before they touch anything that a step
-// writes (device/overlap.cuh), and before they return. The second kernel of prompt_linear.cu touches what its
-// first one does before it waits: that one lets it start when all of its threads have waited.
+// writes (device/overlap.cuh), and before they return. The second of two kernels that work side by side, of
+// prompt_linear.cu and of attention of prompts and decodes, touches what the first one does before it waits:
+// that one lets it start when all of its threads have waited.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};

@@ -18,8 +18,9 @@ constexpr int kHalfRows = 128;    // of W: a half of a tile's
 constexpr int kSums = kHalfRows;  // of a thread: half of either half's
 constexpr int kRowBytes = 128;    // TMA's widest swizzle
 constexpr int kStageColumns = kRowBytes / 2;
-// Clusters that run at the same time have so many tiles below each other; the others are beside them.
-constexpr int kRasterRows = 8;
+// Clusters that run at the same time have so many tiles below each other; the others are beside them. The
+// rows of x that belong to them, 2048, are to stay in L2 while one strip of W after the other goes by.
+constexpr int kRasterTiles = 16;
 
 constexpr int kStages = 4;
 constexpr int kTurns = 4;  // parts in which a tile of y leaves
@@ -123,8 +124,9 @@ struct Walk {
     const int of_share = args.row_tiles * args.column_tiles;
     const int share = args.first_share + at / of_share;
     const int in_share = at % of_share;
-    const int first_row = in_share / (kRasterRows * args.column_tiles) * kRasterRows;
-    const int height = min(kRasterRows, args.row_tiles - first_row);
+    const int most_rows = kRasterTiles / (rows * C::kRows);
+    const int first_row = in_share / (most_rows * args.column_tiles) * most_rows;
+    const int height = min(most_rows, args.row_tiles - first_row);
     const int rest = in_share - first_row * args.column_tiles;
     const int cluster_row = (first_row + rest % height) * rows + part % rows;
     const int cluster_column = rest / height * columns + part / rows;
