@@ -44,43 +44,64 @@ Result<Latency> measure_latency(const LatencyFlags& flags, EngineBench& bench, i
   return Latency{median(first), median(step)};
 }
 
+// Of one token there is nothing but its prompt's.
+bool decodes(const LatencyFlags& flags) { return flags.load.output_len > 1; }
+
+nlohmann::json prompt_row(const LatencyFlags& flags,
+                          RankProcess& process,
+                          const Ceilings& ceilings,
+                          int batch,
+                          const Latency& got) {
+  const double floor = prefill_floor(process, ceilings, int64_t{batch} * flags.load.input_len);
+  const double rate = batch * flags.load.input_len / got.first_token_seconds;
+  std::printf("%5d  %5d  %6d  %8.1f  %13.0f",
+              batch,
+              flags.load.input_len,
+              flags.load.output_len,
+              got.first_token_seconds * 1e3,
+              rate);
+  if (!decodes(flags) && floor > 0)
+    std::printf("  %8.1f  %7.0f%%", floor * 1e3, 100 * floor / got.first_token_seconds);
+  if (!decodes(flags) && floor == 0) std::printf("  %8s  %8s", "-", "-");  // no such ceiling here
+  return {{"batch", batch},
+          {"input_len", flags.load.input_len},
+          {"output_len", flags.load.output_len},
+          {"median_ttft_ms", got.first_token_seconds * 1e3},
+          {"prefill_tokens_per_second", rate},
+          {"prefill_floor_ms", floor * 1e3},
+          {"prefill_floor_fraction", floor / got.first_token_seconds}};
+}
+
 nlohmann::json latency_row(const LatencyFlags& flags,
                            RankProcess& process,
                            const Ceilings& ceilings,
                            int batch,
                            const Latency& got) {
-  StepFloor floor = decode_floor(process, ceilings, batch, flags.load.input_len + flags.load.output_len / 2);
-  double prompt_floor = prefill_floor(process, ceilings, int64_t{batch} * flags.load.input_len);
-  double prefill_rate = batch * flags.load.input_len / got.first_token_seconds;
-  std::printf("%5d  %5d  %6d  %8.1f  %13.0f  %8.3f  %12.1f  %8.3f  %7.0f%%\n",
-              batch,
-              flags.load.input_len,
-              flags.load.output_len,
-              got.first_token_seconds * 1e3,
-              prefill_rate,
-              got.step_seconds * 1e3,
-              batch / got.step_seconds,
-              floor.seconds * 1e3,
-              100 * floor.seconds / got.step_seconds);
-  return {{"batch", batch},
-          {"input_len", flags.load.input_len},
-          {"output_len", flags.load.output_len},
-          {"median_ttft_ms", got.first_token_seconds * 1e3},
-          {"prefill_tokens_per_second", prefill_rate},
-          {"prefill_floor_ms", prompt_floor * 1e3},
-          {"prefill_floor_fraction", prompt_floor / got.first_token_seconds},
-          {"median_tpot_ms", got.step_seconds * 1e3},
-          {"output_throughput", batch / got.step_seconds},
-          {"floor_ms", floor.seconds * 1e3},
-          {"floor_all_reduce_ms", floor.all_reduce_seconds * 1e3},
-          {"floor_fraction", floor.seconds / got.step_seconds}};
+  nlohmann::json row = prompt_row(flags, process, ceilings, batch, got);
+  if (decodes(flags)) {
+    const StepFloor floor =
+        decode_floor(process, ceilings, batch, flags.load.input_len + flags.load.output_len / 2);
+    std::printf("  %8.3f  %12.1f  %8.3f  %7.0f%%",
+                got.step_seconds * 1e3,
+                batch / got.step_seconds,
+                floor.seconds * 1e3,
+                100 * floor.seconds / got.step_seconds);
+    row.update({{"median_tpot_ms", got.step_seconds * 1e3},
+                {"output_throughput", batch / got.step_seconds},
+                {"floor_ms", floor.seconds * 1e3},
+                {"floor_all_reduce_ms", floor.all_reduce_seconds * 1e3},
+                {"floor_fraction", floor.seconds / got.step_seconds}});
+  }
+  std::printf("\n");
+  return row;
 }
 
 Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& ceilings) {
   EngineBench bench(flags.load, process, num_tokens(flags));
   nlohmann::json rows = nlohmann::json::array();
   std::printf("%s\n\n", describe(ceilings).c_str());
-  std::printf("batch  input  output   TTFT ms  prefill tok/s   TPOT ms  decode tok/s  floor ms  of floor\n");
+  std::printf("batch  input  output   TTFT ms  prefill tok/s  %s\n",
+              decodes(flags) ? " TPOT ms  decode tok/s  floor ms  of floor" : "floor ms  of floor");
   for (int batch : flags.batches) {
     ASSIGN_OR_RETURN(Latency got, measure_latency(flags, bench, batch));
     rows.push_back(latency_row(flags, process, ceilings, batch, got));

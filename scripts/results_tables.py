@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The tables of results in the documents, made from the JSON files that the benchmarks wrote.
 
-A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `latency` (files of `bench latency`) or `profile`
-(one file of --profile, then the labels of the steps to show, each between quotes). usage: scripts/results_tables.py
-[--check]: writes the tables, or fails where one differs.
+A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `latency` (files of `bench latency`), `prompts`
+(such files with outputs of one token) or `profile` (one file of --profile, then the labels of the steps to show, each
+between quotes). usage: scripts/results_tables.py [--check]: writes the tables, or fails where one differs.
 """
 import json
 import pathlib
@@ -13,7 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
-BLOCK = re.compile(r"(<!-- (latency|profile) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (latency|prompts|profile) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SMALL_SHARE = 0.005  # of a step: what is below stands in one line
 
 
@@ -43,6 +43,21 @@ def latency(document, names):
     return lines
 
 
+def prompts(document, names):
+    lines = ["| layout | tokens a step | prompts | ms | floor | of floor | tokens/s | source |",
+             "|---|---|---|---|---|---|---|---|"]
+    for name in names:
+        path = RESULTS / f"{name}.json"
+        result = json.loads(path.read_text())
+        tokens = re.search(r"--max-num-batched-tokens (\d+)", result["command"])
+        for row in result["rows"]:
+            lines.append(f"| {layout_of(result)} | {tokens[1] if tokens else '2048'} | "
+                         f"{row['batch']} × {row['input_len']} | {row['median_ttft_ms']:.0f} | "
+                         f"{row['prefill_floor_ms']:.0f} | {100 * row['prefill_floor_fraction']:.0f} % | "
+                         f"{row['prefill_tokens_per_second']:,.0f} | [results]({path.relative_to(document.parent)}) |")
+    return lines
+
+
 def profile(_, words):
     name, *labels = words
     tables = json.loads((RESULTS / f"{name}.json").read_text())["rank_profiles"][0]["tables"]
@@ -65,7 +80,7 @@ def profile(_, words):
 
 def written(document):
     def table(block):
-        make = {"latency": latency, "profile": profile}[block[2]]
+        make = {"latency": latency, "prompts": prompts, "profile": profile}[block[2]]
         return block[1] + "\n".join(make(document, shlex.split(block[3]))) + "\n" + block[5]
     return BLOCK.sub(table, document.read_text())
 

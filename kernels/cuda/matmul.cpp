@@ -22,7 +22,6 @@ static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 // In the place of a library's algorithm: ours, then which of its divisions. The library's first word is a
 // small number.
 constexpr uint64_t kStreamed = 0x73747265616d6564;
-constexpr uint64_t kOfPrompts = 0x70726f6d70747320;
 // One row of x after the other, whatever the shape.
 constexpr int kByRows = -1;
 // The gate applied where the sums are.
@@ -397,8 +396,6 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   if (takes_streamed(shape)) {
     for (int parts : streamed_divisions(shape)) ours.push_back({.parts = parts, .library = {}});
   }
-  if (kernels_ != LinearKernels::kLibrary && prompts_.takes_gated(shape))
-    ours.push_back({.parts = kGated, .library = {}});
   const bool ours_first = are_ours(kernels_) || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && are_ours(kernels_)) return ours;
@@ -427,10 +424,6 @@ bool Matmul::take_known(Plan& plan, const MatmulShape& shape, const MatmulChoice
   if ((*known)[0] == kStreamed) {
     plan.choice.parts = static_cast<int>((*known)[1]);
     return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
-  }
-  if ((*known)[0] == kOfPrompts) {
-    plan.choice.parts = kGated;
-    return kernels_ != LinearKernels::kLibrary && prompts_.takes_gated(shape);
   }
   if (shape.f8_weight && (takes_streamed(shape) || !takes_quantized(shape))) return false;
   plan.choice.parts = 0;
@@ -461,8 +454,6 @@ Status Matmul::choose(Plan& plan,
     MatmulChoices::Algorithm algorithm{};
     if (tried[best].parts > 0) {
       algorithm = {kStreamed, static_cast<uint64_t>(tried[best].parts)};
-    } else if (tried[best].parts == kGated) {
-      algorithm = {kOfPrompts};
     } else {
       std::memcpy(algorithm.data(), &tried[best].library, sizeof algorithm);
     }

@@ -34,7 +34,7 @@ namespace {
 
 using namespace prompt_products;
 
-constexpr int64_t kLeastRows = kTileRows + 1;  // with fewer a pair's second block has none
+constexpr int64_t kLeastRows = 256;
 static_assert(kMostOutputs == PromptLinear::kMostShares);
 static_assert(Eight::kRows * kTileRows == PromptLinear::kClusterRows);
 

@@ -11,7 +11,7 @@
 
 namespace llm_dist::kernels {
 
-// Dense weights in bf16 or f16 without a bias, more than 128 rows of x.
+// Dense weights in bf16 or f16 without a bias, 256 rows of x at least.
 class PromptLinear {
  public:
   static constexpr int kMostShares = 8;

@@ -126,7 +126,7 @@ class CudaOpTest : public testing::Test {
   static double tolerance(DType dtype) { return dtype == DType::kF32 ? 2e-5 : 2 * rounding_of(dtype); }
 
   const OpStateOptions options_{.threads = std::max(4, static_cast<int>(std::thread::hardware_concurrency())),
-                                .max_tokens = 4096,
+                                .max_tokens = 8192,
                                 .max_features = 32768,
                                 .max_sequences = 64,
                                 .vocab_size = 130000};

@@ -151,7 +151,7 @@ class CudaGatedPrompts : public CudaGated {
 
 TEST_F(CudaGatedPrompts, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {129, 192, 256, 257, 300, 384, 1000, 2048}) {
+    for (int64_t m : {256, 257, 300, 384, 1000, 2048}) {
       for (auto [n, k] : {std::pair<int64_t, int64_t>{128, 64}, {384, 192}, {128, 4096}})
         check_dense({.dtype = dtype, .m = m, .n = n, .k = k, .whole = true});
     }

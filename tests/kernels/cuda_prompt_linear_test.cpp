@@ -44,7 +44,7 @@ class CudaPromptLinear : public CudaLinearTest {
 // result has parts, and more tiles than run at the same time in more than one group of rows.
 TEST_F(CudaPromptLinear, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {129, 192, 256, 257, 300, 384, 1000, 2048}) {
+    for (int64_t m : {256, 257, 300, 384, 1000, 2048}) {
       for (auto [n, k] : {std::pair<int64_t, int64_t>{256, 64}, {768, 192}, {256, 4096}})
         check(dtype, m, n, k);
     }

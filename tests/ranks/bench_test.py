@@ -54,6 +54,16 @@ class Bench(unittest.TestCase):
                 self.assertLessEqual(ends[number], step["ts"] + step["dur"] + 0.002)
             self.assertEqual(set(ends), set(steps))
 
+    def test_latency_of_one_token_is_that_of_its_prompt(self):
+        result, done = self.written(
+            ["bench", "latency", harness.smollm(), "--batch", "1,2", "--input-len", 16, "--output-len", 1, "--repeats", 1,
+             *SMALL], "--save-result", np=1)
+        self.assertNotIn("inf", done.stdout)
+        self.assertEqual([row["batch"] for row in result["rows"]], [1, 2])
+        for row in result["rows"]:
+            self.assertGreater(row["median_ttft_ms"], 0)
+            self.assertNotIn("median_tpot_ms", row)
+
     def test_profile_of_latency(self):
         trace, done = self.written(
             ["bench", "latency", harness.smollm(), "--tp", 2, "--batch", "1,2", "--input-len", 32, "--output-len", 8,
