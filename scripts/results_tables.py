@@ -49,7 +49,7 @@ def prompts(document, names):
     for name in names:
         path = RESULTS / f"{name}.json"
         result = json.loads(path.read_text())
-        tokens = re.search(r"--max-num-batched-tokens (\d+)", result["command"])
+        tokens = re.search(r"--max-num-batched-tokens[ =](\d+)", result["command"])
         for row in result["rows"]:
             lines.append(f"| {layout_of(result)} | {tokens[1] if tokens else '2048'} | "
                          f"{row['batch']} × {row['input_len']} | {row['median_ttft_ms']:.0f} | "

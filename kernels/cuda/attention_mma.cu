@@ -307,7 +307,11 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
   if (older && first < item.end) softmax.load_round(pages, first);
   // The weights that the next kernel asks for queue up behind these keys.
   let_next_start();
-  if (!args.beside_prompts) wait_for_previous();
+  if (args.beside_prompts) {
+    __threadfence();  // what this multiprocessor still caches of the memory of q is the layer's before
+  } else {
+    wait_for_previous();
+  }
   softmax.start(args, queries, rows, kv_head, 0);
   if (!older && first < item.end) softmax.load_round(pages, first);
   softmax.run(pages, first, item.end, kDecodeWarps * kDecodeKeys, rows.context, args.scale);

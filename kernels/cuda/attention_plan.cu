@@ -286,6 +286,8 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   if (params.max_query_len * group > plan.decode_rows) {
     const StepWork work = work_of_step(params, plan, group);
     plan.num_prompt = work.prompt_items;
+    CHECK_LE(plan.num_prompt,
+             most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows));
     plan.prompt_blocks = blocks_beside_decodes(work, hopper_processors);
     if (work.decodes == 0 && work.prompt_items > 0) plan.num_decode = 0;
   }

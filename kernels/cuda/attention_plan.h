@@ -1,5 +1,6 @@
 // What the device works out once a step for attention on tensor cores: which block works on what. Blocks find
-// their work in lists, so that grids depend on the step's padded size alone and a graph can replay.
+// their work in lists, so that grids of a step of decodes depend on its padded size alone and a graph can
+// replay.
 #pragma once
 
 #include <cuda_runtime.h>

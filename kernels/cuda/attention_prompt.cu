@@ -309,7 +309,6 @@ __global__ void __launch_bounds__(kThreads, 2) attend_prompts(
     PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
   extern __shared__ uint4 shared[];
   const PromptItem item = args.plan.prompt[blockIdx.x];
-  if (item.sequence < 0) return;
   PromptBlock<T, Kv, kHeadDim> block(args, *reinterpret_cast<Tiles<kHeadDim>*>(shared), item);
   const int end = block.keys_of(block.first_row, kPromptRows);
   const int warp_first = block.first_row + block.warp_row;

@@ -19,7 +19,7 @@ struct PagedAttentionArgs {
   float scale;  // times log2(e)
   AttentionPlan plan;
   // Decodes: the kernel in front is that of the step's prompts. It lets them begin when it has waited for
-  // what both of them read, so they wait for it only in the end.
+  // what both of them read, so they do not wait for it but in the end, one block for all.
   bool beside_prompts = false;
 };
 

@@ -204,6 +204,16 @@ TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
   }
 }
 
+// More pieces of work than there are processors, several for each: of heads that L2 has room for together,
+// and in turns of seven, seven and two.
+TEST_F(CudaAttention, SeveralPiecesForEachProcessor) {
+  for (DType kv_dtype : {DType::kBF16, DType::kF8E4M3}) {
+    compare_state(DType::kBF16, kv_dtype, {32, 8, 128}, {{2000, 1, 7, 900}, {2300, 700, 507, 900}}, 16);
+    compare_state(DType::kBF16, kv_dtype, {24, 8, 64}, {{1500, 1, 1}, {1500, 40, 999}}, 16);
+    compare_state(DType::kBF16, kv_dtype, {16, 16, 128}, {{1500, 1}, {4400, 4400}}, 16);
+  }
+}
+
 // One copy may bring the blocks of a tile where they follow each other: of some tiles, up to the cache's last
 // block, behind contexts that end inside a tile or its last block, and in a cache smaller than a tile. Blocks
 // of 48 keys do not fill tiles.

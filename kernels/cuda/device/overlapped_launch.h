@@ -38,7 +38,8 @@ inline bool starts_kernels_early() {
 // dependent launch): all of its threads call wait_for_previous() before they touch anything that a step
 // writes (device/overlap.cuh), and before they return. The second of two kernels that work side by side, of
 // prompt_linear.cu and of attention of prompts and decodes, touches what the first one does before it waits:
-// that one lets it start when all of its threads have waited.
+// that one lets it start when all of its threads have waited. Of the second one a single block that waits is
+// enough to order the kernels behind.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};

@@ -21,7 +21,8 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 __device__ inline void copy_async(uint4* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
                :
-               : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0));
+               : "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
 }
 // The same with how long L2 should keep them (device/tma.cuh). `to`: a shared address.
 __device__ inline void copy_async(uint32_t to, const void* from, bool there, uint64_t policy) {
