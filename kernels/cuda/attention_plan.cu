@@ -8,6 +8,7 @@
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/paged_attention.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -138,12 +139,6 @@ __device__ PromptItem prompt_item(const PlanArgs& args, int sequence, int index)
           .num_queries = args.query_starts[sequence + 1] - args.query_starts[sequence],
           .context = args.context_lens[sequence]};
 }
-// The keys that its last row sees.
-__device__ int keys_of(const PlanArgs& args, const PromptItem& item) {
-  const int last_row = min(item.num_queries * args.group, item.first_row + args.prompt_rows) - 1;
-  return item.context - item.num_queries + last_row / args.group + 1;
-}
-
 // run(item) for each prompt item of a step; all threads call it.
 template <typename Run>
 __device__ void each_prompt_item(const PlanArgs& args, Run&& run) {
@@ -162,11 +157,12 @@ __device__ void sort_prompts(const PlanArgs& args, const AttentionPlan& plan) {
   constexpr int kLengths = kEach * kPlanThreads;
   __shared__ int places[kLengths];  // of items of a length: how many there are, then where the next one goes
   const int thread = static_cast<int>(threadIdx.x);
+  auto keys_of_item = [&](const PromptItem& item) { return keys_of(item, args.group, args.prompt_rows); };
   int most = 0;
-  each_prompt_item(args, [&](const PromptItem& item) { most = max(most, keys_of(args, item)); });
+  each_prompt_item(args, [&](const PromptItem& item) { most = max(most, keys_of_item(item)); });
   most = block_reduce(most, MaxOp());
   const int step = max(kHopperPromptKeys, most / kLengths + 1);
-  auto place_of = [&](const PromptItem& item) { return places + (most - keys_of(args, item)) / step; };
+  auto place_of = [&](const PromptItem& item) { return places + (most - keys_of_item(item)) / step; };
   for (int i = thread; i < kLengths; i += kPlanThreads) places[i] = 0;
   __syncthreads();
   each_prompt_item(args, [&](const PromptItem& item) { atomicAdd(place_of(item), 1); });

@@ -1,6 +1,6 @@
 // Matmul: y = x · Wᵀ (+ bias), gated or not, by cuBLASLt or by a kernel of ours: one for few rows of x, and
 // one for many. Which kernel for the others: the fastest of those tried where tuning is on or was on in an
-// earlier run, otherwise the first guess.
+// earlier run, for this number of rows or for a few more, otherwise the first guess.
 //
 // Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; ours for few rows
 // split x into 8-bit floats that add up to it, and where neither can be had, x stays as it is. What is

@@ -36,6 +36,12 @@ struct AttentionRows {
   __device__ int visible(int row, int group) const { return context - num_queries + row / group + 1; }
 };
 
+// Keys that the last row of a prompt's item of so many rows sees.
+__device__ inline int keys_of(const PromptItem& item, int group, int rows) {
+  const int last_row = min(item.num_queries * group, item.first_row + rows) - 1;
+  return item.context - item.num_queries + last_row / group + 1;
+}
+
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
