@@ -10,7 +10,7 @@ int64_t PeerLimits::largest_parts(int group_size) const {
   return std::max(parts_bytes, group_size * packets_bytes);
 }
 
-// Up to four ranks: measured (docs/performance.md). With more of them each shot of everything to everyone has
+// Up to four ranks: measured (docs/collectives.md). With more of them each shot of everything to everyone has
 // that many copies to send, and packets twice as much: guesses that stay below what was measured. The norm in
 // the kernel of the sum pays between two ranks only. Shares: as many rows as a large step of prompts has,
 // 4096 of 8192 values of 16 bits; handed to their ranks where products take their blocks two rounds, so
@@ -36,7 +36,7 @@ PeerLimits default_peer_limits(int group_size) {
   return limits;
 }
 
-// Measured between two (docs/performance.md): above them NCCL is as fast, and packets no faster than what is
+// Measured between two (docs/collectives.md): above them NCCL is as fast, and packets no faster than what is
 // staged.
 PeerLimits hand_off_peer_limits() { return {.message_bytes = 8 << 20, .message_packets_bytes = 512 << 10}; }
 

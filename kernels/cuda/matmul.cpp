@@ -29,7 +29,7 @@ constexpr int kGated = -2;
 // Ours for prompts, without a gate.
 constexpr int kPlain = -3;
 // These from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
-// prompts are: a single call on a cool GPU says otherwise (docs/performance.md).
+// prompts are: a single call on a cool GPU says otherwise (docs/kernels.md).
 constexpr int64_t kPromptRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;

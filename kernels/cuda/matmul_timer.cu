@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kRuns = 5;
 // Longer than the 6 µs in which memory fills the processors of an H200. In steps of few rows it is 4 to 9 µs
-// from the start of a product's blocks until x comes. Of 5, 8 and 12 µs: docs/performance.md.
+// from the start of a product's blocks until x comes. Of 5, 8 and 12 µs: docs/kernels.md.
 constexpr int64_t kPauseNanoseconds = 12000;
 
 // Keeps the next kernel waiting, which may begin meanwhile with what it reads ahead.

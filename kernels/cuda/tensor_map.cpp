@@ -47,7 +47,7 @@ cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& m
     if (i < 4) strides[i] = static_cast<cuuint64_t>(shape.strides[i] * dtype_bytes(shape.dtype));
   }
   // L2 fetches 128 bytes, as much as a row of a box has. With 256, boxes of weights came 3 to
-  // 10 % slower (docs/performance.md).
+  // 10 % slower (docs/kernels.md).
   const CUresult result =
       reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_)(&map,
                                                                    element_type(shape.dtype),
