@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "src/base/tensor.h"
+#include "src/device/peer_terms.h"
 #include "src/device/stream.h"
 
 namespace llm_dist::comm {
@@ -16,6 +17,8 @@ struct SumAndNorm {
   Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
   Tensor out;  // [rows, hidden]; may be x
+  // The kernel in front has sent this rank's term to where NormReducer::terms() says: nothing is read at x.
+  bool sent = false;
 };
 
 // The same where ranks share the residual stream: rank r of n has rows r · rows/n to (r + 1) · rows/n. x
@@ -37,6 +40,12 @@ class NormReducer {
   // Every rank holds the residual. The bits are those of Communicator::all_reduce on x and add_rms_norm
   // (kernels/rms_norm.h) behind it.
   virtual void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) = 0;
+
+  // Where the next such call has the ranks' terms, for kernels of other work that send this rank's, and for
+  // those that take all of a single row, in the place of the call. Whether they do is each rank's own affair.
+  // Nowhere (size 0) where they may not: who takes a single row waits on all of a GPU's processors, so that
+  // no other rank or group may need them, of another process or of this one.
+  virtual device::PeerTerms terms(int64_t rows, int64_t hidden, DType dtype) const = 0;
 
   // The same where ranks share the residual (sequence parallelism): a reduce-scatter, the addition and the
   // norm of a share of the rows, an all-gather. `rows` of all ranks together.

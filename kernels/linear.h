@@ -6,6 +6,7 @@
 
 #include "src/base/tensor.h"
 #include "src/base/weight.h"
+#include "src/device/peer_terms.h"
 
 namespace llm_dist::kernels {
 
@@ -48,6 +49,13 @@ struct LinearSharesParams {
     return {
         .x = x.rows(out * rows, rows), .weight = weight, .bias = bias, .out = outs[static_cast<size_t>(out)]};
   }
+};
+
+// The same where out is this rank's term of a sum over ranks. Where it is sent, it stands with all of them
+// (this one, too), and out is as it was.
+struct LinearTermsParams {
+  LinearParams product;     // out in x's dtype, of 16 bits
+  device::PeerTerms terms;  // of out's rows
 };
 
 // out = silu(gate) · up with [gate, up] = x · Wᵀ (+ bias): the merged gate-up projection and its activation

@@ -30,6 +30,11 @@ struct OpTable {
   // Whether linear_shares of many rows by this weight is one kernel, and not as many products as there are
   // shares.
   bool (*makes_shares)(const OpState&, const Weight&, bool has_bias, DType activation);
+  // linear, whose kernel may send out's rows to the ranks: whether it does. Then the next kernel on the
+  // stream is the one that takes them.
+  bool (*linear_terms)(OpState&, device::Stream&, const LinearTermsParams&);
+  // In kernels of other ops, or in one of its own. False: nothing has been done, and the group is to do it.
+  bool (*add_rms_norm_of_terms)(OpState&, device::Stream&, const AddRmsNormOfTermsParams&);
   // May rearrange the weight's bytes in place and mark it packed. Called once, after loading, before any use.
   Status (*prepare_weight)(OpState&, device::Stream&, Weight&);
   void (*attention_plan)(OpState&, device::Stream&, const AttentionPlanParams&);

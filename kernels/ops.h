@@ -22,6 +22,19 @@ class Ops {
   void add_rms_norm(const AddRmsNormParams& p) const {
     run("add_rms_norm", p.x.dim(0), table_->add_rms_norm, p);
   }
+  // Seen as the product that it is; whether out is sent (OpTable).
+  bool linear_terms(const LinearTermsParams& p) const {
+    bool sent = false;
+    auto issue = [&](OpState& state, device::Stream& stream, const LinearParams&) {
+      sent = table_->linear_terms(state, stream, p);
+    };
+    run("linear", p.product.x.dim(0), issue, p.product);
+    return sent;
+  }
+  // False: nothing has been done (OpTable). An observer is to see the sum.
+  bool add_rms_norm_of_terms(const AddRmsNormOfTermsParams& p) const {
+    return observer_ == nullptr && table_->add_rms_norm_of_terms(*state_, *stream_, p);
+  }
   void add(const AddParams& p) const { run("add", p.a.dim(0), table_->add, p); }
   void linear(const LinearParams& p) const { run("linear", p.x.dim(0), table_->linear, p); }
   void linear_shares(const LinearSharesParams& p) const {
@@ -67,8 +80,8 @@ class Ops {
   }
 
  private:
-  template <typename Params>
-  void run(const char* name, int64_t rows, Op<Params> op, const Params& params) const {
+  template <typename Params, typename Issue>
+  void run(const char* name, int64_t rows, Issue&& op, const Params& params) const {
     OpCall call{.name = name, .rows = rows, .kind = CallKind::kOp, .params = &params};
     if (observer_ != nullptr) observer_->before(call, *stream_);
     op(*state_, *stream_, params);

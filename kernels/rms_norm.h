@@ -2,6 +2,7 @@
 #pragma once
 
 #include "src/base/tensor.h"
+#include "src/device/peer_terms.h"
 
 namespace llm_dist::kernels {
 
@@ -20,6 +21,13 @@ struct AddRmsNormParams {
   Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
   Tensor out;  // [num_tokens, hidden]
+};
+
+// The same of a single row that is a sum over ranks, whose terms all products have sent (LinearTermsParams):
+// nothing is read at x.
+struct AddRmsNormOfTermsParams {
+  AddRmsNormParams norm;
+  device::PeerTerms terms;
 };
 
 // a ← a + b, one dtype.

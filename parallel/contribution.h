@@ -15,11 +15,17 @@ class Contribution {
   static Contribution scattered(const Tensor& own) { return {own, State::kScattered}; }
   // Local rows [local_tokens, hidden], to be added as they are.
   static Contribution finished(const Tensor& sum) { return {sum, State::kSum}; }
-  // This rank's term [num_tokens, hidden] of a sum that is still to be made.
-  static Contribution partial(const Tensor& term) { return {term, State::kTerm}; }
+  // This rank's term [num_tokens, hidden] of a sum that is still to be made. `sent`: its product has sent it
+  // to the other ranks, for the norm behind.
+  static Contribution partial(const Tensor& term, bool sent = false) {
+    Contribution made(term, State::kTerm);
+    made.sent_ = sent;
+    return made;
+  }
 
   explicit operator bool() const { return static_cast<bool>(tensor_); }
   bool is_partial() const { return state_ == State::kTerm; }
+  bool is_sent() const { return sent_; }
   bool is_scattered() const { return state_ == State::kScattered; }
   const Tensor& sum() const {
     CHECK(state_ == State::kSum, "a rank's term {} taken for the sum", tensor_.to_string());
@@ -36,6 +42,7 @@ class Contribution {
 
   Tensor tensor_;
   State state_ = State::kSum;
+  bool sent_ = false;
 };
 
 // Sums rows over the tensor group, in place; returns them.

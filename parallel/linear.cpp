@@ -97,7 +97,10 @@ Contribution RowParallelLinear::forward(const Tensor& x, const StepView& step) c
   if (step.sequence_parallel && region_.is_summed_by_norm(step.num_tokens, context_.dtype, step))
     return scatter(x, step);
   const Tensor out = term(step);
-  context_.ops->linear({.x = x, .weight = weight_, .bias = bias_, .out = out});
+  const kernels::LinearParams product{.x = x, .weight = weight_, .bias = bias_, .out = out};
+  const device::PeerTerms terms = region_.terms_for_norm(step.num_tokens, context_.dtype, step);
+  if (terms.size > 0) return Contribution::partial(out, context_.ops->linear_terms({product, terms}));
+  context_.ops->linear(product);
   return region_.contribute(out, step);
 }
 

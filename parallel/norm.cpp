@@ -10,18 +10,30 @@ RmsNorm::RmsNorm(const Context& context, const std::string& name, int64_t hidden
 }
 
 Tensor RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual) const {
-  if (x.is_partial()) return sum_and_norm(x.term(), residual);
+  if (x.is_partial()) return sum_and_norm(x, residual);
   if (x.is_scattered()) return sum_and_norm_shares(residual);
   context_.ops->add_rms_norm(
       {.x = x.sum(), .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = x.sum()});
   return x.sum();
 }
 
-Tensor RmsNorm::sum_and_norm(const Tensor& term, const Tensor& residual) const {
+Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) const {
+  const Tensor& term = x.term();
+  if (x.is_sent() && term.dim(0) == 1) {
+    const kernels::AddRmsNormParams norm{
+        .x = term, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = term};
+    const device::PeerTerms terms = context_.norm_reducer->terms(1, term.dim(1), term.dtype);
+    if (terms.size > 0 && context_.ops->add_rms_norm_of_terms({norm, terms})) return term;
+  }
   context_.ops->observed(
       kernels::CallKind::kCollective, "all_reduce_add_rms_norm", term.dim(0), [&](device::Stream& stream) {
-        context_.norm_reducer->all_reduce_add_rms_norm(
-            {.x = term, .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = term}, stream);
+        context_.norm_reducer->all_reduce_add_rms_norm({.x = term,
+                                                        .residual = residual,
+                                                        .weight = weight_,
+                                                        .epsilon = epsilon_,
+                                                        .out = term,
+                                                        .sent = x.is_sent()},
+                                                       stream);
       });
   return term;
 }

@@ -18,7 +18,7 @@ class RmsNorm {
   Tensor norm(const Tensor& residual) const;
 
  private:
-  Tensor sum_and_norm(const Tensor& term, const Tensor& residual) const;
+  Tensor sum_and_norm(const Contribution& x, const Tensor& residual) const;
   Tensor sum_and_norm_shares(const Tensor& residual) const;
 
   Context context_;

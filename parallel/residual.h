@@ -43,6 +43,7 @@ class ResidualStream {
           });
       return hidden.residual;
     }
+    CHECK(!hidden.x.is_sent(), "terms that no norm takes");
     const Tensor x = hidden.x.is_partial() ? region_.reduce_to_local(hidden.x.term(), step) : hidden.x.sum();
     context_.ops->add({.a = hidden.residual, .b = x});
     return hidden.residual;

@@ -37,6 +37,12 @@ bool SequenceRegion::is_summed_by_norm(int64_t rows, DType dtype, const StepView
                                 : reducer->takes(rows, hidden_size_, dtype);
 }
 
+// With stages a term may be a stage's last, which no norm takes.
+device::PeerTerms SequenceRegion::terms_for_norm(int64_t rows, DType dtype, const StepView& step) const {
+  if (context_.mesh.pp() > 1 || step.sequence_parallel || !is_summed_by_norm(rows, dtype, step)) return {};
+  return context_.norm_reducer->terms(rows, hidden_size_, dtype);
+}
+
 Contribution SequenceRegion::contribute(const Tensor& partial, const StepView& step) const {
   if (is_summed_by_norm(partial.dim(0), partial.dtype, step)) return Contribution::partial(partial);
   return Contribution::finished(reduce_to_local(partial, step));

@@ -23,6 +23,9 @@ class SequenceRegion {
   // The same for what goes into the residual stream next: the sum may be left to the norm there.
   Contribution contribute(const Tensor& partial, const StepView& step) const;
   bool is_summed_by_norm(int64_t rows, DType dtype, const StepView& step) const;
+  // Where the ranks' terms of a sum that is left to the norm may be sent by what makes them. Nowhere (size
+  // 0): the norm sends them.
+  device::PeerTerms terms_for_norm(int64_t rows, DType dtype, const StepView& step) const;
 
  private:
   Context context_;

@@ -12,7 +12,7 @@
 
 namespace llm_dist::comm {
 
-constexpr int kNcclModuleVersion = 3;
+constexpr int kNcclModuleVersion = 4;
 constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
 constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
 

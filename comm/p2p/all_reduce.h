@@ -16,6 +16,7 @@ struct PeerView {
   int rank = 0;
   int size = 0;
   bool shares_gpu = false;  // with another rank of the group, as in tests
+  bool under_mps = false;   // other processes' kernels may run on this GPU beside these
 };
 
 enum class PeerWay : uint8_t { kPackets, kOneShot, kTwoShot };

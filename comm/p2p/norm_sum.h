@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/p2p/all_reduce.h"
+#include "src/device/peer_terms.h"
 
 namespace llm_dist::comm {
 
@@ -13,7 +14,9 @@ struct NormRows {
   const void* weight = nullptr;
   void* out = nullptr;  // may be x
   float epsilon = 0;
+  int64_t rows = 0;
   int width = 0;
+  bool sent = false;  // by the kernel in front: x is not read
 };
 
 // Whether the kernel is made for it, and the memory has room.
@@ -24,10 +27,13 @@ constexpr bool sums_into_norm(int64_t rows, int64_t width, DType dtype) {
          row_bytes <= kNormRowUnits * kUnitBytes;
 }
 
-// Every rank makes the same calls in the same order with the all-reduces, on one stream at a time. Returns
-// the launch's error.
+// Every rank makes the same calls in the same order with the all-reduces, on one stream at a time; all go in
+// as many trips. Returns the launch's error.
 cudaError_t sum_into_norm(
-    const PeerView& peers, DType dtype, const NormRows& rows, int64_t num_rows, cudaStream_t stream);
+    const PeerView& peers, DType dtype, const NormRows& rows, bool two_trips, cudaStream_t stream);
+
+// Where a call of rows of `width` has the ranks' terms, which may be sent in front of it.
+device::PeerTerms terms_of_rows(const PeerView& peers, int64_t width, bool two_trips);
 
 // See load_all_reduce_kernels.
 cudaError_t load_norm_sum_kernels(int size);

@@ -4,14 +4,10 @@
 
 #include "comm/p2p/all_reduce.h"
 #include "comm/p2p/system_memory.cuh"
+#include "kernels/cuda/device/peer_terms.cuh"
 #include "kernels/cuda/device/vec.cuh"
 
 namespace llm_dist::comm {
-
-// A wait looks at its peers this often between two looks at the host's word, which is far away: a look of ten
-// thousand threads at once can take 0.3 ms. It has to be far less often than that: ranks whose looks make
-// each other late would go on looking, call after call.
-constexpr uint32_t kPollsPerLook = 2048;
 
 struct FlatTensor {
   void* data = nullptr;
@@ -97,7 +93,7 @@ __device__ inline int peer_behind(const PeerView& peers, int distance) {
 }
 
 __device__ inline bool gives_up(const PeerView& peers, uint32_t& polls) {
-  return ++polls % kPollsPerLook == 0 && load_relaxed(peers.aborted) != 0;
+  return kernels::gives_up(peers.aborted, polls);
 }
 
 // Packets [2 slots][size][units], the slots taken in turn.

@@ -72,10 +72,23 @@ void PeerCommunicator::all_reduce_add_rms_norm(const SumAndNorm& call, device::S
                       .weight = call.weight.data,
                       .out = call.out.data,
                       .epsilon = call.epsilon,
-                      .width = static_cast<int>(hidden)};
+                      .rows = call.x.dim(0),
+                      .width = static_cast<int>(hidden),
+                      .sent = call.sent};
+  const bool two_trips = goes_in_two_trips(rows.rows, hidden, call.x.dtype);
   issue("all_reduce_add_rms_norm over peer memory", stream, [&](cudaStream_t on) {
-    return sum_into_norm(resources_->view(), call.x.dtype, rows, call.x.dim(0), on);
+    return sum_into_norm(resources_->view(), call.x.dtype, rows, two_trips, on);
   });
+}
+
+bool PeerCommunicator::goes_in_two_trips(int64_t rows, int64_t hidden, DType dtype) const {
+  return rows > 1 && rows * hidden * dtype_bytes(dtype) > resources_->group().limits.norm_one_trip_bytes;
+}
+
+device::PeerTerms PeerCommunicator::terms(int64_t rows, int64_t hidden, DType dtype) const {
+  const PeerView& view = resources_->view();
+  if (!takes(rows, hidden, dtype) || view.shares_gpu || view.under_mps || error_.failed()) return {};
+  return terms_of_rows(resources_->view(), hidden, goes_in_two_trips(rows, hidden, dtype));
 }
 
 bool PeerCommunicator::takes_shares(int64_t rows, int64_t hidden, DType dtype) const {

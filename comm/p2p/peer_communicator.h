@@ -30,6 +30,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void abort(Status cause) override;
   bool takes(int64_t rows, int64_t hidden, DType dtype) const override;
   void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;
+  device::PeerTerms terms(int64_t rows, int64_t hidden, DType dtype) const override;
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override;
   Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override;
   void hand_terms() override { hands_terms_ = true; }
@@ -38,6 +39,8 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void add_shares(const Tensor& residual, device::Stream& stream) override;
 
  private:
+  // Of a call with the norm behind it.
+  bool goes_in_two_trips(int64_t rows, int64_t hidden, DType dtype) const;
   // At `offset` in a rank's memory.
   Tensor shared_rows(int rank, int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
   // Whether terms of so many rows of all ranks stand with the ranks whose rows they are.

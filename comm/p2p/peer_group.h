@@ -19,8 +19,11 @@ struct PeerLimits {
   int64_t packets_bytes = 0;   // everything to everyone, each 8 bytes with their number: one trip, no fence
   int64_t one_shot_bytes = 0;  // everything to everyone, then a flag
   int64_t two_shot_bytes = 0;  // a part of the sum each, then the parts of everyone
-  // Up to here a sum goes into residual stream and norm in one kernel, as packets (comm/norm_reducer.h).
+  // Up to here a sum goes into residual stream and norm in one kernel (comm/norm_reducer.h). Up to the second
+  // terms go to everyone, in one trip, as those of a single row always do; beyond, each rank sums a part of
+  // every row, and hands out the sums.
   int64_t norm_bytes = 0;
+  int64_t norm_one_trip_bytes = 0;
   // Up to here ranks that share the residual stream sum, add and norm in one kernel. Memory of this size
   // twice. From the second on, which 0 does not end, a rank's terms of another's rows stand with that one,
   // where terms are handed at all.

@@ -24,7 +24,8 @@ inline constexpr int kPacketBlocks = 128;
 inline constexpr int kStageThreads = 512;
 inline constexpr int kStageBlocks = 64;
 inline constexpr int kNormRows = 128;       // a block each; a GPU has room for all of them at once
-inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits
+inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits, a thread each
+inline constexpr int64_t kNormRowBytes = kNormRowUnits * kUnitBytes;
 inline constexpr int kSharedThreads = 256;  // a warp for a row
 inline constexpr int kSharedBlocks = 128;   // one a multiprocessor; where there are fewer, the rest wait
 
@@ -57,7 +58,7 @@ struct PeerLayout {
   int64_t one_shot = 0;        // units [2 slots][size][one_shot_units]
   int64_t scatter = 0;         // units [size][part_units]: the ranks' shares of this rank's part
   int64_t gather = 0;          // units [size][part_units]: the ranks' finished parts
-  int64_t norm_packets = 0;    // packets [2 slots][size][kNormRows][kNormRowUnits], where wanted
+  int64_t norm_terms = 0;      // units [2 slots][size][kNormRows][kNormRowUnits], where wanted; norm_sum.cu
   int64_t shared_calls = 0;    // uint64_t [kSharedBlocks]
   int64_t term_flags = 0;      // uint64_t [kSharedBlocks][kMaxPeerRanks]: calls whose terms the peers have
   int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
@@ -77,6 +78,8 @@ struct PeerLayout {
 
 constexpr int64_t units_in(int64_t bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
 constexpr int64_t whole_runs(int64_t units) { return (units + kPacketRun - 1) / kPacketRun * kPacketRun; }
+
+constexpr int64_t norm_terms_bytes(int size) { return 2 * size * kNormRows * kNormRowBytes; }
 
 inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   // A mapped handle shows its peers whole pages of this size.
@@ -103,7 +106,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.one_shot = place(2 * size * at.one_shot_units * kUnitBytes);
   at.scatter = place(size * at.part_units * kUnitBytes);
   at.gather = place(size * at.part_units * kUnitBytes);
-  if (limits.norm_bytes > 0) at.norm_packets = place(2 * size * kNormRows * kNormRowUnits * kPacketsBytes);
+  at.norm_terms = place(limits.norm_bytes > 0 ? norm_terms_bytes(size) : 0);
   at.shared_calls = place(kSharedBlocks * kWord);
   at.term_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
   at.normed_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);

@@ -115,7 +115,16 @@ Status PeerResources::take_memory() {
   RETURN_IF_ERROR(cuda_status(cudaMalloc(&memory, bytes), format("{} bytes for peers", bytes)));
   view_.memory[group_.info.rank] = static_cast<std::byte*>(memory);
   RETURN_IF_ERROR(cuda_status(cudaMemset(memory, 0, bytes), "cudaMemset"));
+  if (group_.limits.norm_bytes > 0) {
+    std::byte* terms = view_.memory[group_.info.rank] + view_.layout.norm_terms;
+    const auto of_terms = static_cast<size_t>(norm_terms_bytes(group_.info.size));
+    RETURN_IF_ERROR(cuda_status(cudaMemset(terms, 0xff, of_terms), "cudaMemset"));  // none has come
+  }
   RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(nullptr), "clearing memory"));
+  int mps = 0;
+  RETURN_IF_ERROR(cuda_status(cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, group_.device_index),
+                              "asking for MPS"));
+  view_.under_mps = mps != 0;
   void* word = nullptr;
   RETURN_IF_ERROR(cuda_status(
       cudaHostAlloc(&word, sizeof *aborted_, cudaHostAllocPortable | cudaHostAllocMapped), "a pinned word"));

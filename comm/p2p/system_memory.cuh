@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/peer_terms.cuh"
+
 namespace llm_dist::comm {
 
 // Eight bytes of a tensor and the number of the call that sent them. Written and read in one piece: 16-byte
@@ -65,16 +67,6 @@ __device__ inline uint4 load_from_peer(const uint4* from) {
   return raw;
 }
 
-__device__ inline uint32_t load_relaxed(const uint32_t* from) {
-  uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-
-__device__ inline uint64_t load_relaxed(const uint64_t* from) {
-  uint64_t value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-  return value;
-}
+using kernels::load_relaxed;
 
 }  // namespace llm_dist::comm

@@ -20,6 +20,13 @@ const OpTable& cpu_ops() {
       .workspace_bytes = cpu_workspace_bytes,
       .takes_weight = takes_weight_cpu,
       .makes_shares = [](const OpState&, const Weight&, bool, DType) { return false; },
+      .linear_terms =
+          [](OpState& state, device::Stream& stream, const LinearTermsParams& params) {
+            linear_cpu(state, stream, params.product);
+            return false;
+          },
+      .add_rms_norm_of_terms =
+          [](OpState&, device::Stream&, const AddRmsNormOfTermsParams&) { return false; },
       .prepare_weight = prepare_weight_cpu,
       .attention_plan = attention_plan_cpu,
       .embedding = embedding_cpu,

@@ -30,6 +30,8 @@ constexpr OpTable kOps{
     .workspace_bytes = CudaOpState::workspace_bytes,
     .takes_weight = takes_weight,
     .makes_shares = makes_shares_cuda,
+    .linear_terms = linear_terms_cuda,
+    .add_rms_norm_of_terms = add_rms_norm_of_terms_cuda,
     .prepare_weight = prepare_weight,
     .attention_plan = attention_plan_cuda,
     .embedding = embedding_cuda,

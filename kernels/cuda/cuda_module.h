@@ -9,7 +9,7 @@
 
 namespace llm_dist::kernels {
 
-inline constexpr int kCudaModuleVersion = 3;
+inline constexpr int kCudaModuleVersion = 4;
 inline constexpr const char* kCudaModuleFile = "libllm_dist_cuda.so";
 inline constexpr const char* kCudaModuleEntry = "llm_dist_cuda_module";
 

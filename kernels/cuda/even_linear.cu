@@ -114,13 +114,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                 const float* scales,
                 const T* bias,
                 void* y,
+                const __grid_constant__ device::PeerTerms terms,
                 int strips,
                 StreamMemory memory) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
   const S stages = S::make(raw, barriers);
-  let_next_start();
+  if (terms.size == 0) let_next_start();
   const Ranges ranges(strips * args.steps);
   const int range = ranges.mine();
   const int end = ranges.begin(range + 1);
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     return;
   }
   wait_for_previous();
+  if (terms.size > 0) let_next_start();
   const Exchange<S> exchange{memory, warp};
   Cursor<S::kCount> cursor;
   while (at < end) {
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const bool has_first = at == strip * args.steps;
     const bool has_last = strip_end <= end;
     const int count = min(strip_end, end) - at;
-    const StripOutput<T, S> output(args, scales, bias, y, strip * S::kStripRows);
+    const StripOutput<T, S> output(args, scales, bias, y, terms, strip * S::kStripRows);
     float sums[S::kTokens / 2] = {};
     add_products(T(), count, stages, cursor, sums);
     at += count;

@@ -26,7 +26,8 @@ bool overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
 FusedRow::FusedRow(std::byte* memory, const HopperDevice& device, bool wanted)
     : readers_(reinterpret_cast<uint32_t*>(memory)),
       processors_(device.processors),
-      wanted_(wanted && device.supported && fused_row::fits_processors()) {}
+      wanted_(wanted && device.supported && fused_row::fits_processors() &&
+              load_norms_of_terms() == cudaSuccess) {}
 
 FusedRow::~FusedRow() {
   if (stream_ != nullptr) stream_->take_back();
@@ -56,11 +57,12 @@ bool FusedRow::put_off(const RowNorm& norm, device::CudaStream& stream) {
   return true;
 }
 
-// Its blocks write y while others may still read what the norm is of.
+// Its blocks write y while others may still read what the norm is of. What sends y waits for a norm in front:
+// who takes it relies on that (device/terms_of_row.cuh).
 bool FusedRow::joins(const MatmulShape& shape, const MatmulOperands& operands) const {
   const RowNorm& norm = ops_.norm;
-  if (!ops_.has_norm() || ops_.has_product() || operands.x != norm.out || shape.k != norm.width ||
-      shape.in != norm.dtype)
+  if (!ops_.has_norm() || ops_.has_product() || operands.terms.size > 0 || operands.x != norm.out ||
+      shape.k != norm.width || shape.in != norm.dtype)
     return false;
   const int64_t y_bytes = shape.columns() * dtype_bytes(shape.out);
   const int64_t row_bytes = norm.width * dtype_bytes(norm.dtype);

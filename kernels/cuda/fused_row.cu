@@ -15,6 +15,9 @@
 // A norm in front is computed by every block for itself, as the whole row is needed anyway. The new residual
 // stream and the norm are written by the block that was the last to read what was there.
 //
+// Where x is a sum over ranks (device/terms_of_row.cuh), every block takes the terms and adds them up, too. A
+// product that makes a term sends each pair of it to the others when it has it.
+//
 // Sums are taken in float, in an order that depends on k alone.
 #include "kernels/cuda/device/f8.cuh"
 #include "kernels/cuda/device/fused_row_args.cuh"
@@ -223,6 +226,16 @@ struct PairEnd {
       }
     }
   }
+  // To the rank of this lane.
+  __device__ void send(float2 sums, float factor, uint64_t number) const {
+    const device::PeerTerms& terms = args.terms;
+    const int rank = static_cast<int>(threadIdx.x) % kWarpSize;
+    if (rank >= terms.size) return;
+    const float low = sums.x * scales[0] * factor + bias[0];
+    const float high = sums.y * scales[1] * factor + bias[1];
+    auto* row = reinterpret_cast<uint32_t*>(term_at(terms, rank, terms.rank, number));
+    store_term(row + low_row / 2, pack_pair(T(), low, high));
+  }
   __device__ void store_one(int column, float value) const {
     if (args.floats) {
       static_cast<float*>(args.y)[column] = value;
@@ -268,16 +281,24 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
       if (v < args.norm.width / kVecWidth) norm_weights[i] = static_cast<const uint4*>(args.norm.weight)[v];
     }
   }
-  let_next_start();
-  wait_for_previous();
+  // Who takes terms waits in the end, who sends some lets no one start before (device/terms_of_row.cuh). No
+  // product does both.
+  const bool takes = has_terms(args);
+  const bool sends = kKind == Kind::kPlain && args.terms.size > 0;
+  if (!sends) let_next_start();
+  if (!takes) wait_for_previous();
+  if (sends) let_next_start();
+  const uint64_t sum_taken = takes ? load_relaxed(args.norm.terms.calls) + 1 : 0;
+  const uint64_t sum_sent = sends ? load_relaxed(args.terms.calls) + 1 : 0;
   TokenPlace token;
   if constexpr (kKind == Kind::kRotated) token = {*args.rotation.position, *args.rotation.slot};
   auto load_the_rest = [&] {
 #pragma unroll 1
     for (int slot = kRingBeforeX; slot < kRing; ++slot) ring.load(slot);
   };
-  const float factor = has_norm(args) ? stage_norm<T, W>(args, norm_weights, sums_of_norm, x, load_the_rest)
-                                      : stage_x<T, W>(args, x, load_the_rest);
+  const float factor = has_norm(args)
+                           ? stage_norm<T, W>(args, norm_weights, sum_taken, sums_of_norm, x, load_the_rest)
+                           : stage_x<T, W>(args, x, load_the_rest);
   // The last warp has the fewest pairs, and so time to wait for the count.
   if (has_norm(args) && threadIdx.x == kThreads - 1) is_last = count_reader(args.readers) == gridDim.x;
   int slot = 0;
@@ -305,14 +326,20 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
       of_x += kGroupElements<W> / kVecWidth;
     }
     const float2 products = add_up(sums);
-    if (lane == 0) end.store(products, factor, token);
+    if (sends) {
+      end.send(products, factor, sum_sent);
+    } else if (lane == 0) {
+      end.store(products, factor, token);
+    }
   }
   if (!has_norm(args)) return;
   __syncthreads();
   if (is_last) {
     write_norm<T, W>(args, sums_of_norm, x, factor);
+    if (takes) end_sum_of_terms(args.norm.terms, sum_taken, args.norm.width / kVecWidth);
     if (threadIdx.x == 0) *args.readers = 0;
   }
+  if (takes) wait_for_previous();
 #endif
 }
 
@@ -383,6 +410,7 @@ cudaError_t launch(const FusedRowOps& ops, uint32_t* readers, int processors, cu
       .bias = ops.operands.bias,
       .x = ops.operands.x,
       .y = ops.operands.y,
+      .terms = ops.operands.terms,
       .norm = ops.norm,
       .readers = readers,
       .rotation = ops.rotation,

@@ -95,6 +95,27 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
   run(as_cuda_state(state), shape_of(params, operands), operands, cuda);
 }
 
+bool linear_terms_cuda(OpState& state, device::Stream& stream, const LinearTermsParams& params) {
+  check_linear(params.product);
+  device::CudaStream& cuda = device::as_cuda(stream);
+  if (params.product.out.numel() == 0) return false;
+  CHECK(params.terms.size > 1 && 2 * params.product.weight.n <= params.terms.row_bytes &&
+            (params.terms.part_columns == 0 || params.product.out.dim(0) > 1),
+        "terms of {} ranks, {} bytes a row, {} columns a part, for {}",
+        params.terms.size,
+        params.terms.row_bytes,
+        params.terms.part_columns,
+        params.product.out.to_string());
+  CudaOpState& cuda_state = as_cuda_state(state);
+  MatmulOperands operands = operands_of(params.product);
+  const MatmulShape shape = shape_of(params.product, operands);
+  const bool sends =
+      shape.m == 1 ? cuda_state.fused_row().sends(shape) : cuda_state.matmul().sends(shape, params.terms);
+  if (sends) operands.terms = params.terms;
+  run(cuda_state, shape, operands, cuda);
+  return sends;
+}
+
 bool makes_shares_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation) {
   constexpr int64_t kManyRows = 4096;
   const MatmulShape shape{

@@ -481,7 +481,15 @@ Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape,
   return plans_.emplace(shape, std::move(made)).first->second.get();
 }
 
+bool Matmul::sends(const MatmulShape& shape, const device::PeerTerms& terms) const {
+  const auto plan = plans_.find(shape);
+  const int64_t copies = terms.part_columns > 0 ? 1 : terms.size - 1;
+  return plan != plans_.end() && plan->second->choice.parts > 0 && !shape.gated && shape.out == shape.in &&
+         shape.m * copies <= StreamedLinear::kMostSentRows;
+}
+
 void Matmul::run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
+  CHECK(operands.terms.size == 0 || sends(shape, operands.terms), "{} rows to be sent", shape.m);
   auto plan = plan_for(shape, operands, stream);
   Status status = plan.status();
   if (status.ok()) status = issue(**plan, shape, (*plan)->choice, operands, stream);

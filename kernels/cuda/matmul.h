@@ -47,6 +47,9 @@ class Matmul {
   Matmul(const Matmul&) = delete;
   Matmul& operator=(const Matmul&) = delete;
 
+  // Whether the kernel that is to run for it can send y's rows to where `terms` says, and should. Not known
+  // before its first run.
+  bool sends(const MatmulShape& shape, const device::PeerTerms& terms) const;
   // Issues the product; an error fails the stream.
   void run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
   // Whether one kernel makes y in so many runs of rows; then run_shares does (PromptLinear::launch_shares).

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "src/base/dtype.h"
+#include "src/device/peer_terms.h"
 
 namespace llm_dist::kernels {
 
@@ -34,6 +35,9 @@ struct MatmulOperands {
   const float* w_scales = nullptr;  // [n], of f8_e4m3
   void* y = nullptr;
   void* product = nullptr;  // of a gated one, [m, n]: memory for x · Wᵀ where it comes before the gate
+  // Where y's rows go in the place of y, as terms of sums over ranks; of products that send them
+  // (Matmul::sends, FusedRow::sends).
+  device::PeerTerms terms;
 };
 
 }  // namespace llm_dist::kernels

@@ -8,9 +8,11 @@ namespace llm_dist::kernels {
 void embedding_cuda(OpState&, device::Stream&, const EmbeddingParams&);
 void rms_norm_cuda(OpState&, device::Stream&, const RmsNormParams&);
 void add_rms_norm_cuda(OpState&, device::Stream&, const AddRmsNormParams&);
+bool add_rms_norm_of_terms_cuda(OpState&, device::Stream&, const AddRmsNormOfTermsParams&);
 void add_cuda(OpState&, device::Stream&, const AddParams&);
 void linear_cuda(OpState&, device::Stream&, const LinearParams&);
 bool makes_shares_cuda(const OpState&, const Weight&, bool has_bias, DType activation);
+bool linear_terms_cuda(OpState&, device::Stream&, const LinearTermsParams&);
 void linear_shares_cuda(OpState&, device::Stream&, const LinearSharesParams&);
 void linear_silu_and_mul_cuda(OpState&, device::Stream&, const LinearSiluAndMulParams&);
 void silu_and_mul_cuda(OpState&, device::Stream&, const SiluAndMulParams&);

@@ -4,6 +4,8 @@
 #include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/second_level.cuh"
+#include "kernels/cuda/device/terms_of_row.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/row_norm.h"
@@ -40,6 +42,39 @@ __global__ void norm_rows(RowView<const T> x,
       },
       kAdd ? residual_row : x_row,
       out.row(row));
+}
+
+// A single row that is a sum over ranks, behind the product that has sent this rank's term of it.
+template <typename T>
+__global__ void __launch_bounds__(kMostNormThreads)
+    norm_terms(const __grid_constant__ device::PeerTerms terms,
+               T* residual,
+               const T* __restrict__ weight,
+               float epsilon,
+               T* out,
+               int width) {
+  constexpr int kVec = kVecWidth;
+  let_next_start();
+  const uint64_t number = load_relaxed(terms.calls) + 1;
+  norm_row<kVec>(
+      width,
+      weight,
+      epsilon,
+      [] {},
+      [&](int i, float(&values)[kVec]) {
+        const uint4 before = load_from_second_level(reinterpret_cast<const uint4*>(residual + i));
+        float of_stream[kVec];
+        unpack_eight<T>(before, of_stream);
+        uint4 sum[1];
+        sum_terms<T>(terms, number, i / kVec, 0, width / kVec, sum, [] {});
+        unpack_eight<T>(sum[0], values);
+        add_into<kVec>(of_stream, values, residual + i);
+      },
+      static_cast<const T*>(residual),
+      out);
+  // All have taken their terms before the block added up.
+  end_sum_of_terms(terms, number, width / kVec);
+  wait_for_previous();
 }
 
 template <typename T, int kVec>
@@ -85,11 +120,33 @@ void launch_add_norm(const RowNorms& norms, bool vectors, cudaStream_t stream) {
   });
 }
 
+cudaError_t launch_norm_of_terms(const RowNorm& norm, cudaStream_t stream) {
+  auto launch = [&](auto type) {
+    using T = decltype(type);
+    launch_overlapped(norm_terms<T>,
+                      dim3(1),
+                      norm_threads(norm.width, kVecWidth),
+                      stream,
+                      norm.terms,
+                      static_cast<T*>(norm.residual),
+                      static_cast<const T*>(norm.weight),
+                      norm.epsilon,
+                      static_cast<T*>(norm.out),
+                      static_cast<int>(norm.width));
+  };
+  norm.dtype == DType::kF16 ? launch(__half()) : launch(__nv_bfloat16());
+  return cudaGetLastError();
+}
+
 void check_alike(const Tensor& a, const Tensor& b) {
   CHECK(a.dtype == b.dtype && a.dim(0) == b.dim(0) && a.dim(1) == b.dim(1),
         "{} beside {}",
         a.to_string(),
         b.to_string());
+}
+
+void check_weight(const Tensor& weight, const Tensor& x) {
+  CHECK(weight.dtype == x.dtype && weight.numel() == x.dim(1), "weight {}", weight.to_string());
 }
 
 RowNorms norms_of(const AddRmsNormParams& params) {
@@ -109,16 +166,23 @@ RowNorms norms_of(const AddRmsNormParams& params) {
 
 }  // namespace
 
+cudaError_t load_norms_of_terms() {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(norm_terms<__half>));
+  if (error != cudaSuccess) return error;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(norm_terms<__nv_bfloat16>));
+}
+
 cudaError_t launch_row_norm(const RowNorm& norm, cudaStream_t stream) {
+  if (norm.has_terms()) return launch_norm_of_terms(norm, stream);
   launch_add_norm({.of_first = norm}, true, stream);
   return cudaGetLastError();
 }
 
 void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params) {
   check_alike(params.x, params.out);
-  CHECK(params.weight.dtype == params.x.dtype && params.weight.numel() == params.x.dim(1),
-        "weight {}",
-        params.weight.to_string());
+  check_weight(params.weight, params.x);
   device::CudaStream& cuda = device::as_cuda(stream);
   const int64_t rows = params.x.dim(0);
   const int64_t width = params.x.dim(1);
@@ -142,9 +206,7 @@ void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params
 void add_rms_norm_cuda(OpState& state, device::Stream& stream, const AddRmsNormParams& params) {
   check_alike(params.x, params.out);
   check_alike(params.x, params.residual);
-  CHECK(params.weight.dtype == params.x.dtype && params.weight.numel() == params.x.dim(1),
-        "weight {}",
-        params.weight.to_string());
+  check_weight(params.weight, params.x);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.x.numel() == 0) return;
   const RowNorms norms = norms_of(params);
@@ -153,6 +215,20 @@ void add_rms_norm_cuda(OpState& state, device::Stream& stream, const AddRmsNormP
   launch_add_norm(
       norms, is_vectorizable(params.x, params.residual, params.weight, params.out), cuda.handle());
   cuda.check(cudaGetLastError(), "add_rms_norm");
+}
+
+bool add_rms_norm_of_terms_cuda(OpState& state,
+                                device::Stream& stream,
+                                const AddRmsNormOfTermsParams& params) {
+  check_alike(params.norm.x, params.norm.out);
+  check_alike(params.norm.x, params.norm.residual);
+  check_weight(params.norm.weight, params.norm.x);
+  CHECK(params.norm.x.dim(0) == 1 && params.terms.size > 1 && params.terms.part_columns == 0,
+        "terms of {}",
+        params.norm.x.to_string());
+  RowNorm norm = norms_of(params.norm).of_first;
+  norm.terms = params.terms;
+  return as_cuda_state(state).fused_row().put_off(norm, device::as_cuda(stream));
 }
 
 void add_cuda(OpState&, device::Stream& stream, const AddParams& params) {

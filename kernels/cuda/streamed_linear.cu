@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                   const float* scales,
                   const T* bias,
                   void* y,
+                  const __grid_constant__ device::PeerTerms terms,
                   int log_parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (threadIdx.x == 0) barrier_init(&arrived, 1);  // made known with those of the stages
   const S stages = S::make(raw, barriers);
   if (log_parts > 0) arrive_at_cluster();
-  let_next_start();
+  if (terms.size == 0) let_next_start();
   const Share share(args.steps, log_parts);
   const int warp = warp_number();
   if (warp == S::kBringer) {
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (threadIdx.x == 0) deal.expect();
   __syncwarp();
   wait_for_previous();
-  const StripOutput<T, S> output(args, scales, bias, y, share.strip * S::kStripRows);
+  if (terms.size > 0) let_next_start();
+  const StripOutput<T, S> output(args, scales, bias, y, terms, share.strip * S::kStripRows);
   float sums[S::kTokens / 2] = {};
   Cursor<S::kCount> cursor;
   if (log_parts > 0) await_cluster();

@@ -17,6 +17,10 @@ class StreamedLinear {
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
   static constexpr int kVersion = 11;
 
+  // Up to here, over all ranks that get them, it sends rows itself (MatmulOperands::terms): two columns at a
+  // time, where a kernel behind it sends whole rows.
+  static constexpr int64_t kMostSentRows = 32;
+
   // In the place of a number of parts: all columns of all strips cut into ranges of the same length
   // (even_linear.cu).
   static constexpr int kEven = 1 << 16;

@@ -1,6 +1,8 @@
 // All-reduces whose sums go into the residual stream and the norm in one kernel, beside the calls apart.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <random>
 
 #include "comm/norm_reducer.h"
@@ -51,6 +53,20 @@ class NormTwin {
     for (SiteTensor<T>& x : x_)
       group_.stream->copy(x.view(0, shape.elements()), terms_.view(from, shape.elements()));
   }
+  // All bits of every other word are set.
+  void spoil_terms(NormShape shape) {
+    SiteTensor<T>& x = x_[0];
+    for (int64_t i = 0; i < shape.elements(); ++i) {
+      if (i % 4 < 2) std::memset(&x[i], 0xff, sizeof(T));
+    }
+    x.upload(*group_.stream);
+  }
+  // Every element of a row's norm is none when one of the row is.
+  void expect_nothing_but_nan(NormShape shape) {
+    x_[0].download(*group_.stream);
+    ASSERT_TRUE(group_.synchronize().ok()) << group_.stream->error().to_string();
+    for (int64_t i = 0; i < shape.elements(); ++i) ASSERT_TRUE(std::isnan(as_double(x_[0][i]))) << i;
+  }
   void fused(NormShape shape) {
     reducer_.all_reduce_add_rms_norm({.x = rows(x_[0], shape),
                                       .residual = rows(residual_[0], shape),
@@ -100,14 +116,14 @@ struct NormCall {
   int64_t from = -1;  // in the terms
 };
 
-std::vector<NormCall> norm_calls(int count, unsigned seed) {
+std::vector<NormCall> norm_calls(int count, unsigned seed, int64_t most_rows) {
   constexpr int64_t kHidden[] = {576, 4096, 8192, 8};
   std::mt19937 generator(seed);
   auto below = [&](int64_t end) { return std::uniform_int_distribution<int64_t>(0, end - 1)(generator); };
   std::vector<NormCall> calls;
   for (int i = 0; i < count; ++i) {
     NormCall call;
-    call.shape.rows = 1 + below(below(3) == 0 ? 128 : 4);
+    call.shape.rows = 1 + below(below(3) == 0 ? most_rows : 4);
     call.shape.hidden = kHidden[below(4)];
     if (below(3) != 0) call.from = 8 * below((kNormElements - call.shape.elements()) / 8 + 1);
     calls.push_back(call);
@@ -115,22 +131,20 @@ std::vector<NormCall> norm_calls(int count, unsigned seed) {
   return calls;
 }
 
-class P2pNorm : public testing::TestWithParam<int> {
+class P2pNorm : public OverWays {
  protected:
-  void run(const RankBody& body) const {
-    if (ranks_share_gpu() && GetParam() > 2)
-      GTEST_SKIP() << "128 long rows of three ranks do not fit on a GPU";
-    run_with(GetParam(), PeerLimits{.packets_bytes = kEverything, .norm_bytes = kEverything}, body);
-  }
+  // Of the longest rows, for all ranks' but one's to have room on a GPU that they share.
+  int64_t most_rows() const { return ranks_share_gpu() && std::get<0>(GetParam()) > 2 ? 65 : 128; }
 };
 
 TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
-  run([](World& world, Site& site) {
+  run([this](World& world, Site& site) {
     auto check = [&](auto type) {
       using T = decltype(type);
-      with_twin<NormTwin, T>(world, site, [](NormTwin<T>& twin, GroupUnderTest&) {
+      with_twin<NormTwin, T>(world, site, [this](NormTwin<T>& twin, GroupUnderTest&) {
         for (int64_t hidden : {8, 576, 4096, 4104, 8192}) {
           for (int64_t rows : {1, 2, 3, 7, 16, 65, 128}) {
+            if (rows > most_rows()) continue;
             const NormShape shape{rows, hidden};
             SCOPED_TRACE(std::to_string(rows) + " rows of " + std::to_string(hidden));
             ASSERT_TRUE(twin.reducer().takes(rows, hidden, DTypeOf<T>::kValue));
@@ -148,14 +162,29 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
   });
 }
 
+// What says that a word has not come may be a term: two numbers that are none. They come, as such.
+TEST_P(P2pNorm, TermsThatAreNotNumbers) {
+  run([](World& world, Site& site) {
+    with_twin<NormTwin, BFloat16>(world, site, [](NormTwin<BFloat16>& twin, GroupUnderTest&) {
+      twin.restart();
+      for (int64_t rows : {1, 5}) {
+        const NormShape shape{rows, 4096};
+        twin.spoil_terms(shape);
+        twin.fused(shape);
+        twin.expect_nothing_but_nan(shape);
+      }
+    });
+  });
+}
+
 // Some hundred calls that no host waits for, alone and between all-reduces.
 TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
   if (ranks_share_gpu())
     GTEST_SKIP() << "does not end in time where ranks share a GPU, with 100 calls neither";
-  run([](World& world, Site& site) {
-    with_twin<NormTwin, BFloat16>(world, site, [](NormTwin<BFloat16>& twin, GroupUnderTest&) {
+  run([this](World& world, Site& site) {
+    with_twin<NormTwin, BFloat16>(world, site, [this](NormTwin<BFloat16>& twin, GroupUnderTest&) {
       for (unsigned seed = 1; seed <= 4; ++seed) {
-        const std::vector<NormCall> calls = norm_calls(300, seed);
+        const std::vector<NormCall> calls = norm_calls(300, seed, most_rows());
         twin.restart();
         for (const NormCall& call : calls) {
           if (call.from >= 0) twin.take_terms(call.shape, call.from);
@@ -166,7 +195,7 @@ TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
         twin.expect_alike();
       }
       // The same calls one way, then the other.
-      const std::vector<NormCall> calls = norm_calls(300, 5);
+      const std::vector<NormCall> calls = norm_calls(300, 5, most_rows());
       twin.restart();
       for (const NormCall& call : calls) twin.fused(call.shape);
       for (const NormCall& call : calls) twin.apart(call.shape);
@@ -176,9 +205,9 @@ TEST_P(P2pNorm, CallsOfAllShapesBackToBack) {
 }
 
 TEST_P(P2pNorm, GraphsReplayManyTimes) {
-  run([](World& world, Site& site) {
+  run([this](World& world, Site& site) {
     with_twin<NormTwin, BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
-      const std::vector<NormCall> calls = norm_calls(65, 3);
+      const std::vector<NormCall> calls = norm_calls(65, 3, most_rows());
       auto issue = [&] {
         for (const NormCall& call : calls) {
           if (call.from >= 0) twin.take_terms(call.shape, call.from);
@@ -199,11 +228,11 @@ TEST_P(P2pNorm, GraphsReplayManyTimes) {
 }
 
 TEST_P(P2pNorm, AnAbortEndsWaitingKernels) {
-  run([](World& world, Site& site) {
+  run([this](World& world, Site& site) {
     with_twin<NormTwin, BFloat16>(world, site, [&](NormTwin<BFloat16>& twin, GroupUnderTest& group) {
       twin.restart();
       auto issue = [&] {
-        for (const NormCall& call : norm_calls(64, 9)) twin.fused(call.shape);
+        for (const NormCall& call : norm_calls(64, 9, most_rows())) twin.fused(call.shape);
       };
       auto issue_more = [&] { twin.fused({1, 576}); };
       const bool waiting = group.rank() != group.size() - 1;
@@ -212,7 +241,9 @@ TEST_P(P2pNorm, AnAbortEndsWaitingKernels) {
   });
 }
 
-TEST_P(P2pNorm, TakesWhatItsKernelAndItsLimitAreFor) {
+class P2pNormLimits : public testing::TestWithParam<int> {};
+
+TEST_P(P2pNormLimits, TakesWhatItsKernelIsFor) {
   const PeerLimits limits{.packets_bytes = 4096, .norm_bytes = 64 * 1152};
   run_with(GetParam(), limits, [](World& world, Site& site) {
     GroupUnderTest group = make_group(world, site);
@@ -233,7 +264,21 @@ TEST_P(P2pNorm, TakesWhatItsKernelAndItsLimitAreFor) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpus, P2pNorm, testing::Values(2, 3, 4), [](const auto& instance) {
+constexpr PeerLimits kNorms{.packets_bytes = kEverything, .norm_bytes = kEverything};
+constexpr PeerLimits with_one_trip_up_to(int64_t bytes) {
+  PeerLimits limits = kNorms;
+  limits.norm_one_trip_bytes = bytes;
+  return limits;
+}
+constexpr Ways kTrips[] = {{"OneTrip", with_one_trip_up_to(kEverything)},
+                           {"TwoTrips", with_one_trip_up_to(0)},
+                           {"BothTrips", with_one_trip_up_to(16 << 10)}};
+
+INSTANTIATE_TEST_SUITE_P(Gpus,
+                         P2pNorm,
+                         testing::Combine(testing::Values(2, 3, 4, 5, 8), testing::ValuesIn(kTrips)),
+                         name_of_ways);
+INSTANTIATE_TEST_SUITE_P(Gpus, P2pNormLimits, testing::Values(2, 3, 4), [](const auto& instance) {
   return "With" + std::to_string(instance.param);
 });
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <list>
+#include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "parallel/linear.h"
@@ -81,6 +82,7 @@ class Reducer : public comm::NormReducer {
   }
   void all_reduce_add_rms_norm(const comm::SumAndNorm& call, device::Stream& stream) override {
     ++calls;
+    sent_calls += call.sent ? 1 : 0;
     group_.add_up(call.x, call.x, stream);
     ops_.table().add_rms_norm(ops_.state(),
                               stream,
@@ -91,6 +93,11 @@ class Reducer : public comm::NormReducer {
                                .out = call.out});
   }
 
+  device::PeerTerms terms(int64_t, int64_t, DType) const override {
+    device::PeerTerms terms;
+    if (takes_terms) terms.size = group_.info().size;
+    return terms;
+  }
   bool takes_shares(int64_t rows, int64_t hidden, DType dtype) const override {
     return takes(rows, hidden, dtype) && rows % group_.info().size == 0;
   }
@@ -128,6 +135,8 @@ class Reducer : public comm::NormReducer {
   }
 
   int calls = 0;
+  int sent_calls = 0;
+  bool takes_terms = false;
 
  private:
   Tensor own_term(const Tensor& share) const {
@@ -142,15 +151,31 @@ class Reducer : public comm::NormReducer {
   mutable std::array<float, kRows * kHidden> out_{};
 };
 
+// The CPU's ops, with a product that could send its term. Where it is sent, it is in place here.
+kernels::OpTable sending_ops() {
+  kernels::OpTable ops = kernels::cpu_ops();
+  ops.linear_terms =
+      [](kernels::OpState& state, device::Stream& stream, const kernels::LinearTermsParams& params) {
+        kernels::cpu_ops().linear(state, stream, params.product);
+        return true;
+      };
+  return ops;
+}
+
+// kToNorm: the stage ends behind the norm.
+enum class Sends : uint8_t { kNothing, kToNorm, kToTheEnd };
+
 // What a stage does between two matrices, and at its end.
 class Stage {
  public:
   // most_rows: of the calls that the group's reducer takes, shared or not; −1: the group has none.
-  Stage(Layout layout, int64_t most_rows, bool hands_terms = false)
-      : group_(layout.tp),
+  Stage(Layout layout, int64_t most_rows, bool hands_terms = false, Sends sends = Sends::kNothing)
+      : sends_(sends),
+        group_(layout.tp),
         reducer_(group_, ops_, most_rows),
         arena_({.tokens = kRows, .local_tokens = kRows, .samples = 1}) {
     if (hands_terms) reducer_.hand_terms();
+    reducer_.takes_terms = sends != Sends::kNothing;
     Context context{.mesh = Mesh(layout, 0),
                     .dtype = DType::kF32,
                     .arena = &arena_,
@@ -186,6 +211,7 @@ class Stage {
       hidden.residual.as<float>()[i] = 0.25f * static_cast<float>(i % 5);
     hidden.x = out.forward(x, view_);
     normed_ = values(norm.add_and_norm(hidden.x, hidden.residual));
+    if (sends_ == Sends::kToNorm) return;
     hidden.x = out.forward(x, view_);
     left_ = values(stream.finish(hidden, view_));
   }
@@ -213,12 +239,14 @@ class Stage {
     return {tensor.as<float>(), tensor.as<float>() + tensor.numel()};
   }
 
+  Sends sends_;
   std::unique_ptr<device::Backend> backend_ = device::make_cpu_backend({});
   std::unique_ptr<device::Stream> stream_ = backend_->make_stream("test");
   std::unique_ptr<kernels::OpState> state_ =
       kernels::cpu_ops().make_state(*backend_, {.max_tokens = kRows, .max_features = kHidden}).value();
   CallNames observer_;
-  kernels::Ops ops_{kernels::cpu_ops(), *state_, *stream_, &observer_};
+  const kernels::OpTable table_ = sending_ops();
+  kernels::Ops ops_{table_, *state_, *stream_, &observer_};
   std::list<device::Buffer> buffers_;
   Group group_;
   Reducer reducer_;
@@ -306,6 +334,32 @@ TEST(Contribution, ARankAloneSumsNothing) {
   EXPECT_EQ(stage.names(), (Calls{"linear", "add_rms_norm", "linear", "add"}));
   EXPECT_EQ(stage.fused_calls(), 0);
   EXPECT_EQ(stage.group().all_reduces, 0);
+}
+
+TEST(Contribution, AProductSendsItsTermToTheNormBehindIt) {
+  Stage plain({.tp = 2}, kRows);
+  EXPECT_EQ(plain.reducer().sent_calls, 0);
+  Stage stage({.tp = 2}, kRows, false, Sends::kToNorm);
+  EXPECT_EQ(stage.names(), (Calls{"linear", "all_reduce_add_rms_norm"}));
+  EXPECT_EQ(stage.reducer().sent_calls, 1);
+  EXPECT_EQ(stage.normed(), plain.normed());
+}
+
+// Where no norm, or none of its kind, might take it: at a stage's end, of shares, of more rows than it takes.
+TEST(Contribution, NothingIsSentThatNoNormTakes) {
+  for (const auto& [layout, most_rows] : {std::pair(Layout{.tp = 2, .pp = 2}, kRows),
+                                          std::pair(Layout{.tp = 2, .sequence_parallel = true}, kRows),
+                                          std::pair(Layout{.tp = 2}, kRows - 1)}) {
+    Stage plain(layout, most_rows);
+    Stage stage(layout, most_rows, false, Sends::kToTheEnd);
+    EXPECT_EQ(stage.reducer().sent_calls, 0);
+    EXPECT_EQ(stage.names(), plain.names());
+    EXPECT_EQ(stage.left(), plain.left());
+  }
+}
+
+TEST(ContributionDeathTest, ASentTermIsNotSummedAgain) {
+  EXPECT_DEATH(Stage({.tp = 2}, kRows, false, Sends::kToTheEnd), "terms that no norm takes");
 }
 
 TEST(ContributionDeathTest, ATermIsNotTakenForTheSum) {

@@ -56,11 +56,13 @@ struct FusedRowArgs {
   const void* bias;
   const void* x;
   void* y;
+  device::PeerTerms terms;  // where y goes in the place of `y`, if anywhere
   RowNorm norm;
   uint32_t* readers;
   RowRotation rotation;
 };
 
 __device__ inline bool has_norm(const FusedRowArgs& args) { return args.norm.width > 0; }
+__device__ inline bool has_terms(const FusedRowArgs& args) { return args.norm.terms.size > 0; }
 
 }  // namespace llm_dist::kernels::fused_row

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/second_level.cuh"
+#include "kernels/cuda/device/terms_of_row.cuh"
 
 namespace llm_dist::kernels::fused_row {
 
@@ -25,26 +26,6 @@ __device__ inline int place_of(int v) {
 __device__ inline float lift_of(uint32_t largest) {
   constexpr uint32_t kTop = 2 * 127 + 14;
   return __uint_as_float(min(kTop - (largest >> 23), 254u) << 23);
-}
-
-template <typename X>
-__device__ inline uint4 pack(const float (&values)[kVecWidth], float factor) {
-  uint4 packed;
-  auto* words = reinterpret_cast<uint32_t*>(&packed);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = pack_pair(X(), values[2 * i] * factor, values[2 * i + 1] * factor);
-  return packed;
-}
-
-template <typename T>
-__device__ inline void unpack(uint4 raw, float (&values)[kVecWidth]) {
-  const auto* words = reinterpret_cast<const uint32_t*>(&raw);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = pair_of(T(), words[i]);
-    values[2 * i] = pair.x;
-    values[2 * i + 1] = pair.y;
-  }
 }
 
 struct LargestAndSquares {
@@ -96,8 +77,8 @@ __device__ inline float stage_x(const FusedRowArgs& args, uint4* to, Meanwhile&&
   auto put = [&](int v, uint4 raw) {
     if constexpr (F::kLifts) {
       float values[kVecWidth];
-      unpack<T>(raw, values);
-      raw = pack<__half>(values, lift);
+      unpack_eight<T>(raw, values);
+      raw = pack_eight<__half>(values, lift);
     }
     if (v < places) to[place_of<F::kVecs>(v)] = raw;
   };
@@ -110,10 +91,12 @@ __device__ inline float stage_x(const FusedRowArgs& args, uint4* to, Meanwhile&&
   return 1 / lift;
 }
 
-// The norm of x and the residual stream, likewise; their sum, as it is to be stored, to `sums`.
+// The norm of x and the residual stream, likewise; their sum, as it is to be stored, to `sums`. `number`: of
+// the sum over ranks that x is.
 template <typename T, typename W, typename Meanwhile>
 __device__ inline float stage_norm(const FusedRowArgs& args,
                                    const uint4 (&weights)[kKeptOfNorm],
+                                   uint64_t number,
                                    uint4* sums,
                                    uint4* to,
                                    Meanwhile&& meanwhile) {
@@ -130,15 +113,19 @@ __device__ inline float stage_norm(const FusedRowArgs& args,
     const int v = first + i * kThreads;
     kept[i] = before[i] = {};
     if (v >= vecs) continue;
-    kept[i] = load_from_second_level(x + v);
+    if (!has_terms(args)) kept[i] = load_from_second_level(x + v);
     before[i] = load_from_second_level(residual + v);
   }
-  meanwhile();
+  if (has_terms(args)) {
+    sum_terms<T>(args.norm.terms, number, first, kThreads, vecs, kept, meanwhile);
+  } else {
+    meanwhile();
+  }
   // The norm's scale is one factor of all elements: which of them is the largest is known without it.
   auto weighted = [&](int i, float scale, float(&values)[kVecWidth]) {
     float weight[kVecWidth];
-    unpack<T>(kept[i], values);
-    unpack<T>(weights[i], weight);
+    unpack_eight<T>(kept[i], values);
+    unpack_eight<T>(weights[i], weight);
     scale_into(values, scale, weight, values);
   };
   uint32_t largest = 0;
@@ -148,8 +135,8 @@ __device__ inline float stage_norm(const FusedRowArgs& args,
     if (i * kThreads >= vecs) continue;
     float values[kVecWidth];
     float other[kVecWidth];
-    unpack<T>(kept[i], values);
-    unpack<T>(before[i], other);
+    unpack_eight<T>(kept[i], values);
+    unpack_eight<T>(before[i], other);
     add_into<kVecWidth>(other, values, reinterpret_cast<T*>(&kept[i]));
     add_squares<kVecWidth>(values, squares);
     if constexpr (F::kLifts) {
@@ -168,10 +155,10 @@ __device__ inline float stage_norm(const FusedRowArgs& args,
     float values[kVecWidth];
     weighted(i, scale, values);
     // Rounded as a norm by itself would be.
-    uint4 packed = pack<T>(values, 1);
+    uint4 packed = pack_eight<T>(values, 1);
     if constexpr (F::kLifts) {
-      unpack<T>(packed, values);
-      packed = pack<__half>(values, lift);
+      unpack_eight<T>(packed, values);
+      packed = pack_eight<__half>(values, lift);
     }
     if (first + i * kThreads < places) to[place_of<F::kVecs>(first + i * kThreads)] = packed;
   }
@@ -190,8 +177,8 @@ __device__ inline void write_norm(const FusedRowArgs& args, const uint4* sums, c
     uint4 packed = x[place_of<F::kVecs>(v)];
     if constexpr (F::kLifts) {
       float values[kVecWidth];
-      unpack<__half>(packed, values);
-      packed = pack<T>(values, factor);
+      unpack_eight<__half>(packed, values);
+      packed = pack_eight<T>(values, factor);
     }
     static_cast<uint4*>(args.norm.out)[v] = packed;
   }

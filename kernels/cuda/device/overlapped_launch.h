@@ -39,7 +39,8 @@ inline bool starts_kernels_early() {
 // writes (device/overlap.cuh), and before they return. The second of two kernels that work side by side, of
 // prompt_linear.cu and of attention of prompts and decodes, touches what the first one does before it waits:
 // that one lets it start when all of its threads have waited. Of the second one a single block that waits is
-// enough to order the kernels behind.
+// enough to order the kernels behind. And who takes terms from the product in front waits in the end
+// (device/terms_of_row.cuh): that product lets it start when each of its blocks has waited.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
   cudaLaunchAttribute attributes[2]{};

@@ -24,4 +24,24 @@ __device__ inline float2 pair_of(__half, uint32_t word) {
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
 }
 
+// Eight elements in four registers, each multiplied by `factor` first.
+template <typename T>
+__device__ inline uint4 pack_eight(const float (&values)[8], float factor) {
+  uint4 packed;
+  auto* words = reinterpret_cast<uint32_t*>(&packed);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = pack_pair(T(), values[2 * i] * factor, values[2 * i + 1] * factor);
+  return packed;
+}
+template <typename T>
+__device__ inline void unpack_eight(uint4 raw, float (&values)[8]) {
+  const auto* words = reinterpret_cast<const uint32_t*>(&raw);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = pair_of(T(), words[i]);
+    values[2 * i] = pair.x;
+    values[2 * i + 1] = pair.y;
+  }
+}
+
 }  // namespace llm_dist::kernels

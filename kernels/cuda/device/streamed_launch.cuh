@@ -73,7 +73,8 @@ struct StreamCall {
 // `cluster_blocks`: 0 without clusters. `rest`: the kernel's arguments behind those that all have.
 template <typename T, typename S, typename... Rest>
 cudaError_t launch_streamed(
-    void (*kernel)(CUtensorMap, CUtensorMap, StreamArgs, const float*, const T*, void*, Rest...),
+    void (*kernel)(
+        CUtensorMap, CUtensorMap, StreamArgs, const float*, const T*, void*, device::PeerTerms, Rest...),
     S,
     const StreamCall& call,
     int64_t blocks,
@@ -133,6 +134,7 @@ cudaError_t launch_streamed(
                            operands.w_scales,
                            static_cast<const T*>(operands.bias),
                            operands.y,
+                           operands.terms,
                            rest...);
 }
 

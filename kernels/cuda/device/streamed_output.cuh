@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/pairs.cuh"
+#include "kernels/cuda/device/peer_terms.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"
 #include "kernels/cuda/device/vec.cuh"
@@ -23,9 +24,15 @@ class StripOutput {
  public:
   static constexpr int kGroups = S::kTokens / 8;
 
-  // `first_row`: so many rows come before the strip's. `scales`: of W's rows, or none.
-  __device__ StripOutput(const StreamArgs& args, const float* scales, const T* bias, void* y, int first_row)
-      : args_(args), y_(y), has_bias_(bias != nullptr) {
+  // `first_row`: so many rows come before the strip's. `scales`: of W's rows, or none. `terms`: where y goes
+  // in the place of `y`, if anywhere.
+  __device__ StripOutput(const StreamArgs& args,
+                         const float* scales,
+                         const T* bias,
+                         void* y,
+                         const device::PeerTerms& terms,
+                         int first_row)
+      : args_(args), y_(y), terms_(terms), has_bias_(bias != nullptr) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int pair_of_rows = (first_row / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
     const int row_in_group = lane / 4;
@@ -48,6 +55,14 @@ class StripOutput {
       for (int group = 0; group < kGroups; ++group)
         of_x_[group] = *reinterpret_cast<const float2*>(args.x_scales + 8 * group + token_);
     }
+    if (terms.size > 0) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const int token = 8 * group + token_ + odd_;
+        if (token < args.rows)
+          slots_ |= static_cast<uint32_t>((load_relaxed(terms.calls + token) + 1) % 2) << group;
+      }
+    }
   }
 
   // sums_of(i): this thread's sums of the i-th eight tokens, two of either row. is_mine(i): whether this warp
@@ -59,6 +74,7 @@ class StripOutput {
       return store_as<true, T>(is_mine, sums_of);
     }
     if (args_.floats) return store_as<false, float>(is_mine, sums_of);
+    if (terms_.size > 0) return store_as<false, T, true>(is_mine, sums_of);
     store_as<false, T>(is_mine, sums_of);
   }
 
@@ -83,7 +99,11 @@ class StripOutput {
     if (inside == 2) *reinterpret_cast<uint32_t*>(to) = pack_pair(T(), values.x, values.y);
     if (inside == 1) *to = from_float_dev<T>(values.x);
   }
-  template <bool kGated, typename Out, typename IsMine, typename SumsOf>
+  // To the ranks.
+  __device__ void send(int group, int token, int column, float2 values) const {
+    send_term(terms_, slots_ >> group & 1, token, column, pack_pair(T(), values.x, values.y));
+  }
+  template <bool kGated, typename Out, bool kSends = false, typename IsMine, typename SumsOf>
   __device__ void store_as(IsMine&& is_mine, SumsOf&& sums_of) const {
     const int first_token = token_ + odd_;
     Out* to = static_cast<Out*>(y_) + first_token * args_.y_stride + column_;
@@ -100,7 +120,11 @@ class StripOutput {
         if (is_token) put(to, inside_[0], values);
       } else {
         const float2 values[2] = {turned(low), turned(high)};
-        if (is_token) {
+        if (!is_token) continue;
+        if constexpr (kSends) {
+          if (inside_[0] > 0) send(group, 8 * group + first_token, column_, values[0]);
+          if (inside_[1] > 0) send(group, 8 * group + first_token, column_ + kGroupRows, values[1]);
+        } else {
           put(to, inside_[0], values[0]);
           put(to + kGroupRows, inside_[1], values[1]);
         }
@@ -110,11 +134,13 @@ class StripOutput {
 
   const StreamArgs& args_;
   void* y_;
+  const device::PeerTerms& terms_;
   bool has_bias_;
   int odd_;     // of its two columns of y this thread computes the second
   int token_;   // the first of a group's
   int column_;  // of y, where the lower row's pair begins
   int inside_[2];
+  uint32_t slots_ = 0;  // of the sums of its tokens, a bit a group
   float scales_[2] = {1, 1};
   T bias_[2] = {};
   float2 of_x_[S::kF8 ? kGroups : 1];
