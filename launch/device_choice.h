@@ -21,7 +21,7 @@ struct RankDevice {
   // Over peer memory where that is possible, by kernels of our own: sums and gathers between GPUs, and
   // hand-offs between stages.
   bool custom_all_reduce = true;
-  bool custom_hand_off = false;
+  bool custom_hand_off = true;
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the

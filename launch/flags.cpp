@@ -77,9 +77,9 @@ void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
   app.add_flag("--disable-custom-all-reduce",
                flags.disable_custom_all_reduce,
                "Sums and gathers between GPUs of a host over NCCL, not over their peer memory");
-  app.add_flag("--custom-hand-off",
-               flags.custom_hand_off,
-               "Hand-offs between stages on GPUs of a host over their peer memory, not over NCCL");
+  app.add_flag("--disable-custom-hand-off",
+               flags.disable_custom_hand_off,
+               "Hand-offs between stages on GPUs of a host over NCCL, not over their peer memory");
 }
 
 void add_log_flag(CLI::App& app, EngineFlags& flags) {

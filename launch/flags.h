@@ -37,7 +37,7 @@ struct ParallelFlags {
   int threads = 0;
   double distributed_timeout_seconds = 600;
   bool disable_custom_all_reduce = false;
-  bool custom_hand_off = false;
+  bool disable_custom_hand_off = false;
 };
 
 struct MemoryFlags {

@@ -67,7 +67,7 @@ Result<bool> plan(const PlanFlags& flags) {
                            {.world_size = world,
                             .ranks_per_node = world,
                             .peer_memory = on_gpus && !flags.engine.parallel.disable_custom_all_reduce,
-                            .peer_hand_off = on_gpus && flags.engine.parallel.custom_hand_off,
+                            .peer_hand_off = on_gpus && !flags.engine.parallel.disable_custom_hand_off,
                             .memory_bytes = memory}));
   const engine::EngineOptions& options = resolved.engine;
 
