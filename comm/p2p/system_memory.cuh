@@ -58,14 +58,7 @@ __device__ inline uint4 load_staged(const uint4* from) {
 // The same out of a peer's memory. That the acquire orders it is the memory model's word. Being a relaxed one
 // of system scope it is also taken from the peer's own cache each time: of memory that is not this GPU's, no
 // cache on the way may answer, and no line is spent on what is read once.
-__device__ inline uint4 load_from_peer(const uint4* from) {
-  uint4 raw;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-               : "l"(from)
-               : "memory");
-  return raw;
-}
+__device__ inline uint4 load_from_peer(const uint4* from) { return kernels::load_term(from); }
 
 using kernels::load_relaxed;
 

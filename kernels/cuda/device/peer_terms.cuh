@@ -1,9 +1,9 @@
 // Terms of sums over ranks on their way between GPUs. A term lies in the memory of the GPU that takes it as
 // it is, with nothing beside it: a word with all its bits set has not come yet. As two f16 or bf16 that would
 // be two that are no numbers; who has just these sends two others. Who has taken a term sets all bits again,
-// so that what the next one finds there has not come. Half the bytes of packets with a number in each
-// (comm/p2p/packets.cuh), and no number to agree on; the technique is known from Lamport's and, for
-// all-reduces, from TensorRT-LLM.
+// so that what the next one finds there has not come. That is half the bytes of packets with a number in each
+// (comm/p2p/packets.cuh), and no number to agree on. TensorRT-LLM's all-reduces do so, and call it after
+// Lamport.
 //
 // Accesses are relaxed ones at the scope of the system, where words are never torn; four of them in a vector
 // are four words.
