@@ -15,12 +15,26 @@ class CudaGated : public CudaLinearTest {
     int64_t m, n, k;     // [m, k] by [2n, k]
     bool whole = false;  // in one kernel: without a product in memory
   };
-  void check_dense(const Case& test) {
+  using States = std::vector<std::unique_ptr<OpState>>;
+  // One for each, to be tried beside the same result of the CPU.
+  States states_of(std::initializer_list<LinearKernels> all) {
+    States states;
+    for (LinearKernels kernels : all) {
+      use_state(kernels);
+      states.push_back(std::move(gpu_state_));
+    }
+    use_state(LinearKernels::kFastest);
+    return states;
+  }
+  // On every one of `states`, or on this test's where there are none.
+  void check_dense(const Case& test, States&& states = {}) { check_dense(test, states); }
+  void check_dense(const Case& test, States& states) {
     const Twin w = random_twin(test.dtype, {2 * test.n, test.k}, 2 / std::sqrt(static_cast<double>(test.k)));
     const double rounding = test.dtype == DType::kF32 ? 2e-4 : 4 * tolerance(test.dtype);
-    check(test, [&](auto pick) { return dense_weight(w, pick); }, Rounds::kNothing, rounding);
+    check(test, [&](auto pick) { return dense_weight(w, pick); }, Rounds::kNothing, rounding, states);
   }
-  void check_f8(const Case& test, Rounds rounds) {
+  void check_f8(const Case& test, Rounds rounds, States&& states = {}) { check_f8(test, rounds, states); }
+  void check_f8(const Case& test, Rounds rounds, States& states) {
     const F8Weight w = f8_weight(2 * test.n, test.k);
     // As those of products that are not gated, but either side of a gate multiplies the other's.
     const double of_out = 4 * tolerance(test.dtype);
@@ -30,7 +44,8 @@ class CudaGated : public CudaLinearTest {
         rounds,
         rounds == Rounds::kRows   ? 3e-2
         : rounds == Rounds::kSums ? 1.2e-2 + of_out
-                                  : of_out);
+                                  : of_out,
+        states);
   }
 
   // What the GPU has where nothing but poison was put.
@@ -46,10 +61,10 @@ class CudaGated : public CudaLinearTest {
                                        .gate_up = products.gpu,
                                        .out = out});
   }
-  // Whether the GPU has the kernel for prompts.
+
  private:
   template <typename WeightOf>
-  void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance) {
+  void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance, States& states) {
     const auto [dtype, with_bias, m, n, k, whole] = test;
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], bias {}", m, dtype, 2 * n, k, with_bias));
     const Twin given = random_twin(dtype, {m, k});
@@ -68,16 +83,26 @@ class CudaGated : public CudaLinearTest {
                                    .bias = with_bias ? bias_seen.cpu : Tensor{},
                                    .gate_up = products_expected.cpu,
                                    .out = expected.cpu});
-    module_->ops->linear_silu_and_mul(*gpu_state_,
-                                      *gpu_stream_,
-                                      {.x = given.gpu,
-                                       .weight = weight_of([](const Twin& twin) { return twin.gpu; }),
-                                       .bias = with_bias ? bias.gpu : Tensor{},
-                                       .gate_up = products.gpu,
-                                       .out = out.gpu});
-    synchronize();
-    expect_near(out, expected, tolerance);
-    if (whole) expect_untouched(products);
+    auto run = [&] {
+      for (const Twin* poisoned : {&products, &out}) upload(*poisoned);
+      module_->ops->linear_silu_and_mul(*gpu_state_,
+                                        *gpu_stream_,
+                                        {.x = given.gpu,
+                                         .weight = weight_of([](const Twin& twin) { return twin.gpu; }),
+                                         .bias = with_bias ? bias.gpu : Tensor{},
+                                         .gate_up = products.gpu,
+                                         .out = out.gpu});
+      synchronize();
+      expect_near(out, expected, tolerance);
+      if (whole) expect_untouched(products);
+    };
+    if (states.empty()) run();
+    for (size_t i = 0; i < states.size(); ++i) {
+      SCOPED_TRACE(format("state {}", i));
+      std::swap(gpu_state_, states[i]);
+      run();
+      std::swap(gpu_state_, states[i]);
+    }
   }
 };
 
@@ -101,32 +126,30 @@ constexpr std::array<int64_t, 3> kShapes[] = {{0, 64, 64},
                                               {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
-  for (LinearKernels kernels : {LinearKernels::kFastest,
-                                LinearKernels::kLibrary,
-                                LinearKernels::kOwn,
-                                LinearKernels::kEven,
-                                LinearKernels::kEvenWide}) {
-    use_state(kernels);
-    for (DType dtype : kActivationTypes) {
-      for (auto [m, n, k] : kShapes) {
-        for (bool bias : {false, true}) check_dense({.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k});
-      }
+  States states = states_of({LinearKernels::kFastest,
+                             LinearKernels::kLibrary,
+                             LinearKernels::kOwn,
+                             LinearKernels::kEven,
+                             LinearKernels::kEvenWide});
+  for (DType dtype : kActivationTypes) {
+    for (auto [m, n, k] : kShapes) {
+      for (bool bias : {false, true})
+        check_dense({.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k}, states);
     }
   }
 }
 
 TEST_F(CudaGated, WithF8Weights) {
-  for (LinearKernels kernels :
-       {LinearKernels::kEven, LinearKernels::kEvenWide, LinearKernels::kOwn, LinearKernels::kFastest}) {
-    use_state(kernels);
-    for (DType dtype : {DType::kBF16, DType::kF16}) {
-      for (auto [m, n, k] : kShapes) {
-        if (m > 32) continue;
-        // Of one row in float, unless others are asked for.
-        const bool floats = m == 1 && (kernels == LinearKernels::kOwn || kernels == LinearKernels::kFastest);
-        for (bool bias : {false, true})
-          check_f8({.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k},
-                   floats ? Rounds::kNothing : Rounds::kSums);
+  States even = states_of({LinearKernels::kEven, LinearKernels::kEvenWide});
+  States others = states_of({LinearKernels::kOwn, LinearKernels::kFastest});
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (auto [m, n, k] : kShapes) {
+      if (m > 32) continue;
+      for (bool bias : {false, true}) {
+        const Case test{.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k};
+        check_f8(test, Rounds::kSums, even);
+        // Of one row in float.
+        check_f8(test, m == 1 ? Rounds::kNothing : Rounds::kSums, others);
       }
     }
   }
