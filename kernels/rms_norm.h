@@ -23,8 +23,8 @@ struct AddRmsNormParams {
   Tensor out;  // [num_tokens, hidden]
 };
 
-// The same of a single row that is a sum over ranks, whose terms all products have sent (LinearTermsParams):
-// nothing is read at x.
+// The same of a single row that is a sum over ranks: x stands for this rank's term, which the product in
+// front has sent (LinearTermsParams). Nothing is read there.
 struct AddRmsNormOfTermsParams {
   AddRmsNormParams norm;
   device::PeerTerms terms;

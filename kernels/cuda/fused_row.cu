@@ -16,7 +16,7 @@
 // stream and the norm are written by the block that was the last to read what was there.
 //
 // Where x is a sum over ranks (device/terms_of_row.cuh), every block takes the terms and adds them up, too. A
-// product that makes a term sends each pair of it to the others when it has it.
+// product that makes a term sends each pair of it to all ranks when it has it.
 //
 // Sums are taken in float, in an order that depends on k alone.
 #include "kernels/cuda/device/f8.cuh"
