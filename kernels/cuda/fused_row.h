@@ -1,7 +1,7 @@
 // FusedRow: ops of a step with a single row around a product. The addition and norm in front of it and the
 // rotation behind it become part of its kernel (fused_row.cu): memory has little to do between two kernels.
-// So does a sum over ranks in front of the addition: the product that makes this rank's term sends it to the
-// others, and the one behind takes theirs. Nothing is left of the collective by itself.
+// So does a sum over ranks in front of the addition: the product that makes this rank's term sends it to all
+// ranks, and the one behind takes what all have sent. Nothing is left of the collective by itself.
 //
 // An op that may be the first of such a kernel is put off (CudaStream::put_off) until one comes that does not
 // join it.

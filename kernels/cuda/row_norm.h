@@ -13,8 +13,8 @@ namespace llm_dist::kernels {
 // residual ← residual + x; out ← its norm. A row of `width` elements; out may be x.
 struct RowNorm {
   DType dtype = DType::kBF16;
-  const void* x = nullptr;  // this rank's term where there are others'
-  device::PeerTerms terms;  // of which x is the sum, each where its rank sends it; size 0: x is what it is
+  const void* x = nullptr;  // not read where terms are
+  device::PeerTerms terms;  // of which x is the sum over ranks; size 0: none
   void* residual = nullptr;
   const void* weight = nullptr;
   void* out = nullptr;

@@ -13,8 +13,7 @@ namespace {
 constexpr int64_t kMostRows = 64;
 constexpr int64_t kMostHidden = 8192;
 constexpr int64_t kFeatures = 256;  // of the products' x
-
-constexpr int64_t kBehind = 520;  // features of the product behind
+constexpr int64_t kBehind = 520;    // of what the product behind makes
 
 // Who takes a single row that is sent: the product behind it, or no product stands there and the norm does
 // either as an op or as the group's call.

@@ -1,6 +1,7 @@
 // The gated projection on a GPU beside the CPU's in float: in one kernel of ours, of few rows or of a
 // prompt's, and as a product with the activation behind it.
 #include <cstring>
+#include <span>
 
 #include "tests/kernels/cuda_linear_fixture.h"
 
@@ -15,10 +16,10 @@ class CudaGated : public CudaLinearTest {
     int64_t m, n, k;     // [m, k] by [2n, k]
     bool whole = false;  // in one kernel: without a product in memory
   };
-  using States = std::vector<std::unique_ptr<OpState>>;
+  using States = std::span<std::unique_ptr<OpState>>;
   // One for each, to be tried beside the same result of the CPU.
-  States states_of(std::initializer_list<LinearKernels> all) {
-    States states;
+  std::vector<std::unique_ptr<OpState>> states_of(std::initializer_list<LinearKernels> all) {
+    std::vector<std::unique_ptr<OpState>> states;
     for (LinearKernels kernels : all) {
       use_state(kernels);
       states.push_back(std::move(gpu_state_));
@@ -27,14 +28,12 @@ class CudaGated : public CudaLinearTest {
     return states;
   }
   // On every one of `states`, or on this test's where there are none.
-  void check_dense(const Case& test, States&& states = {}) { check_dense(test, states); }
-  void check_dense(const Case& test, States& states) {
+  void check_dense(const Case& test, States states = {}) {
     const Twin w = random_twin(test.dtype, {2 * test.n, test.k}, 2 / std::sqrt(static_cast<double>(test.k)));
     const double rounding = test.dtype == DType::kF32 ? 2e-4 : 4 * tolerance(test.dtype);
     check(test, [&](auto pick) { return dense_weight(w, pick); }, Rounds::kNothing, rounding, states);
   }
-  void check_f8(const Case& test, Rounds rounds, States&& states = {}) { check_f8(test, rounds, states); }
-  void check_f8(const Case& test, Rounds rounds, States& states) {
+  void check_f8(const Case& test, Rounds rounds, States states = {}) {
     const F8Weight w = f8_weight(2 * test.n, test.k);
     // As those of products that are not gated, but either side of a gate multiplies the other's.
     const double of_out = 4 * tolerance(test.dtype);
@@ -64,7 +63,7 @@ class CudaGated : public CudaLinearTest {
 
  private:
   template <typename WeightOf>
-  void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance, States& states) {
+  void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance, States states) {
     const auto [dtype, with_bias, m, n, k, whole] = test;
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], bias {}", m, dtype, 2 * n, k, with_bias));
     const Twin given = random_twin(dtype, {m, k});
@@ -98,7 +97,7 @@ class CudaGated : public CudaLinearTest {
     };
     if (states.empty()) run();
     for (size_t i = 0; i < states.size(); ++i) {
-      SCOPED_TRACE(format("state {}", i));
+      SCOPED_TRACE(format("kernels {}", i));
       std::swap(gpu_state_, states[i]);
       run();
       std::swap(gpu_state_, states[i]);
@@ -126,11 +125,11 @@ constexpr std::array<int64_t, 3> kShapes[] = {{0, 64, 64},
                                               {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
-  States states = states_of({LinearKernels::kFastest,
-                             LinearKernels::kLibrary,
-                             LinearKernels::kOwn,
-                             LinearKernels::kEven,
-                             LinearKernels::kEvenWide});
+  auto states = states_of({LinearKernels::kFastest,
+                           LinearKernels::kLibrary,
+                           LinearKernels::kOwn,
+                           LinearKernels::kEven,
+                           LinearKernels::kEvenWide});
   for (DType dtype : kActivationTypes) {
     for (auto [m, n, k] : kShapes) {
       for (bool bias : {false, true})
@@ -140,8 +139,8 @@ TEST_F(CudaGated, AsOnTheCpu) {
 }
 
 TEST_F(CudaGated, WithF8Weights) {
-  States even = states_of({LinearKernels::kEven, LinearKernels::kEvenWide});
-  States others = states_of({LinearKernels::kOwn, LinearKernels::kFastest});
+  auto even = states_of({LinearKernels::kEven, LinearKernels::kEvenWide});
+  auto others = states_of({LinearKernels::kOwn, LinearKernels::kFastest});
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (auto [m, n, k] : kShapes) {
       if (m > 32) continue;
