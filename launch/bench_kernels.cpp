@@ -145,7 +145,7 @@ EngineFlags fitted(const KernelFlags& flags) {
   scheduler.max_num_batched_tokens =
       std::max({scheduler.max_num_batched_tokens, scheduler.max_num_seqs, tokens});
   scheduler.async_scheduling = false;
-  scheduler.enforce_eager = true;
+  scheduler.cuda_graph_sizes.assign(flags.batches.begin(), flags.batches.end());
   return engine;
 }
 

@@ -139,7 +139,7 @@ Status RankProcess::take_device(const EngineFlags& flags) {
   return agree(refuse_shared_devices(*world_, device_));
 }
 
-Status RankProcess::prepare(const EngineFlags& flags) {
+Status RankProcess::prepare(const EngineFlags& flags, bool sees_ops) {
   ASSIGN_OR_RETURN(checkpoint::LoadFormat load_format,
                    checkpoint::parse_load_format(flags.model.load_format));
   ASSIGN_OR_RETURN(checkpoint_,
@@ -156,15 +156,16 @@ Status RankProcess::prepare(const EngineFlags& flags) {
         format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those, or in fp8",
                flags.memory.kv_cache_dtype,
                options.dtype));
-  // A replay would hide its ops.
-  graphs_dropped_ = !flags.profile_file.empty() && !resolved_.engine.graph_sizes.empty();
-  if (graphs_dropped_) resolved_.engine.graph_sizes.clear();
+  // A replay would hide its ops. They are those of replays all the same.
+  graphs_dropped_ = sees_ops && !resolved_.engine.graph_sizes.empty();
+  if (graphs_dropped_) resolved_.engine.tuned_sizes = std::exchange(resolved_.engine.graph_sizes, {});
   return fit_memory(flags, *checkpoint_, *device_.ops, resources_, rank(), resolved_.engine);
 }
 
 Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer) {
   RETURN_IF_ERROR(take_device(flags));
-  RETURN_IF_ERROR(agree(prepare(flags)));
+  const bool sees_ops = observer != nullptr || !flags.profile_file.empty();
+  RETURN_IF_ERROR(agree(prepare(flags, sees_ops)));
   if (!flags.launch.allow_idle) RETURN_IF_ERROR(agree(refuse_idle(*world_, device_)));
   hooks_.observer = observer;
   const engine::EngineOptions& options = resolved_.engine;

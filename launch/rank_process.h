@@ -81,7 +81,7 @@ class RankProcess {
   RankProcess() = default;
   Status connect(const EngineFlags& flags);
   Status find_device(const EngineFlags& flags);
-  Status prepare(const EngineFlags& flags);
+  Status prepare(const EngineFlags& flags, bool sees_ops);
   Status start_traces(const EngineFlags& flags);
   Status write_profile();
   Result<std::vector<std::string>> gathered(const std::string& mine);
@@ -101,7 +101,7 @@ class RankProcess {
   std::unique_ptr<engine::StepProfile> profile_;
   std::string trace_file_;
   std::string profile_file_;
-  bool graphs_dropped_ = false;  // for the profile
+  bool graphs_dropped_ = false;  // for who looks at the ops of steps
   std::string rendezvous_;
   std::unique_ptr<engine::RankEngine> engine_;
   engine::EngineHooks hooks_;

@@ -38,6 +38,9 @@ struct EngineOptions {
   // Batch sizes that decode steps are padded to and replayed as graphs at, ascending, each at most
   // max_num_seqs; empty: every step is issued anew.
   std::vector<int64_t> graph_sizes;
+  // Others whose steps' kernels are chosen as those of graphs are, by trying them at start, though they are
+  // issued anew; ascending.
+  std::vector<int64_t> tuned_sizes;
   int threads = 1;  // CPU ops
   kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
   kernels::AttentionKernels attention_kernels = kernels::AttentionKernels::kFastest;

@@ -52,10 +52,20 @@ Status ModelRunner::allocate() {
 Status ModelRunner::warm_up(int64_t tokens) {
   ASSIGN_OR_RETURN(PreparedStep step, inputs_->prepare_padding(tokens, mirror_, stream()));
   step.view.kv = parts_.kv_cache->layers();
+  return run_padding(step).status();
+}
+
+Status ModelRunner::warm_up_decodes(int64_t sequences) {
+  ASSIGN_OR_RETURN(PreparedStep step, prepare(sched::StepPlan{}, sequences));
+  return run_padding(step).status();
+}
+
+Result<Tensor> ModelRunner::run_padding(PreparedStep& step) {
   parts_.model->plan(step.view);
   Tensor out = forward(step);
   if (mesh().last_stage()) sample(out, step);
-  return stream().synchronize(Deadline::after_seconds(options_.step_deadline_seconds));
+  RETURN_IF_ERROR(stream().synchronize(Deadline::after_seconds(options_.step_deadline_seconds)));
+  return out;
 }
 
 Status ModelRunner::capture_graphs() {
@@ -66,10 +76,7 @@ Status ModelRunner::capture_graphs() {
 
 Status ModelRunner::capture(int64_t bucket) {
   ASSIGN_OR_RETURN(PreparedStep step, prepare(sched::StepPlan{}, bucket));
-  parts_.model->plan(step.view);
-  Tensor out = forward(step);
-  if (mesh().last_stage()) sample(out, step);
-  RETURN_IF_ERROR(stream().synchronize(Deadline::after_seconds(options_.step_deadline_seconds)));
+  ASSIGN_OR_RETURN(Tensor out, run_padding(step));
   RETURN_IF_ERROR(graphs_.capture(GraphPart::kForward, bucket, stream(), [&] { return forward(step); }));
   if (!mesh().last_stage()) return ok_status();
   return graphs_.capture(GraphPart::kSample, bucket, stream(), [&] { return sample(out, step); });

@@ -46,6 +46,8 @@ class ModelRunner {
   // Runs one prompt of `tokens` rows of padding through the layers: what is done the first time only is done
   // then. Collective over the tensor group, and before the first step.
   Status warm_up(int64_t tokens);
+  // Runs a decode step of so many sequences on padding alone, likewise.
+  Status warm_up_decodes(int64_t sequences);
   // Captures the decode steps that EngineOptions::graph_sizes asks for, the largest first, each once it has
   // run on padding alone. Collective over the tensor group, and before the first step.
   Status capture_graphs();
@@ -93,6 +95,7 @@ class ModelRunner {
   // Layers, from the history or what was received, to logits (last stage, if anything is sampled) or what
   // leaves.
   Tensor forward(const PreparedStep& step);
+  Result<Tensor> run_padding(PreparedStep& step);  // waits for it; what forward() returned
   // Tokens of `logits`, into the history; their records.
   Tensor sample(const Tensor& logits, const PreparedStep& step);
   void hand_over(const Tensor& records, const PreparedStep& step);

@@ -278,14 +278,18 @@ Status RankEngine::load() {
 
 // Where steps are replayed, their kernels are chosen for good: by trying them. Then prompts of several
 // lengths load kernels that a first request would have to wait for; elsewhere a short one is enough for that.
+// What a profile sees op by op are the kernels that would be replayed.
 Status RankEngine::warm_up() {
   constexpr int64_t kShortPrompt = 32;
   if (parts_.hooks.on_phase) parts_.hooks.on_phase("warming up");
   const int64_t most = options_.max_num_batched_tokens;
-  if (options_.graph_sizes.empty()) return runner_->warm_up(std::min(kShortPrompt, most));
+  if (options_.graph_sizes.empty() && options_.tuned_sizes.empty())
+    return runner_->warm_up(std::min(kShortPrompt, most));
   op_state_->start_tuning();
   Status status = runner_->warm_up(most);
-  if (status.ok()) status = capture_graphs();
+  for (int64_t sequences : options_.tuned_sizes)
+    if (status.ok()) status = runner_->warm_up_decodes(sequences);
+  if (status.ok() && !options_.graph_sizes.empty()) status = capture_graphs();
   op_state_->end_tuning();
   for (int64_t tokens = kShortPrompt; status.ok() && tokens < most; tokens *= 2)
     status = runner_->warm_up(tokens);

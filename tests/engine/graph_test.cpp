@@ -67,6 +67,22 @@ TEST(Graphs, DecodeStepsAreReplayed) {
   EXPECT_EQ(samples_issued, 6);
 }
 
+TEST(Graphs, StepsThatAreIssuedAnewCanHaveTheirKernelsChosenToo) {
+  GoldenCase golden = load_golden("grouped");
+  auto layers_at_start = [&](std::vector<int64_t> graph_sizes, std::vector<int64_t> tuned_sizes) {
+    OpCounter counter;
+    EngineOptions options = golden_options({});
+    options.graph_sizes = std::move(graph_sizes);
+    options.tuned_sizes = std::move(tuned_sizes);
+    auto hooks = [&](int) { return EngineHooks{.observer = &counter}; };
+    auto replica = start(golden, {.engine = options, .hooks = hooks});
+    return counter["attention"] / static_cast<int>(golden.checkpoint->config().num_layers);
+  };
+  EXPECT_EQ(layers_at_start({}, {}), 1);       // the prompt that warms up
+  EXPECT_EQ(layers_at_start({}, {1, 4}), 3);   // and a step of each size
+  EXPECT_EQ(layers_at_start({2}, {1, 4}), 5);  // and a graph, issued twice
+}
+
 struct PlanLog {
   std::atomic<int> plans{0};
   std::atomic<int> wrong_bounds{0};
