@@ -133,8 +133,13 @@ std::vector<NormCall> norm_calls(int count, unsigned seed, int64_t most_rows) {
 
 class P2pNorm : public OverWays {
  protected:
+  static constexpr int kMostSharingNorms = 4;
   // Of the longest rows, for all ranks' but one's to have room on a GPU that they share.
-  int64_t most_rows() const { return ranks_share_gpu() && std::get<0>(GetParam()) > 2 ? 65 : 128; }
+  int64_t most_rows() const {
+    if (!ranks_share_gpu() || num_ranks() == 2) return 128;
+    return num_ranks() == 3 ? 65 : 16;
+  }
+  void run(const RankBody& body) const { OverWays::run(body, kMostSharingNorms); }
 };
 
 TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {

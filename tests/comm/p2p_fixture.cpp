@@ -16,9 +16,6 @@ std::unique_ptr<World>& launched_world() {
   return world;
 }
 
-// Of ranks on one GPU: with more, all blocks of the largest two-shot sums would not have room on an H100.
-constexpr int kMostSharing = 3;
-
 // As make_p2p_communicator, which has NCCL behind it: that refuses ranks on one GPU.
 Result<std::unique_ptr<Communicator>> make_on_shared_gpu(World& world,
                                                          std::span<const int> ranks,
@@ -68,20 +65,23 @@ class CountingFallback : public Communicator {
 
 }  // namespace
 
-void run_in_threads(int size, const std::optional<PeerLimits>& limits, const RankBody& body) {
+void run_in_threads(int size,
+                    const std::optional<PeerLimits>& limits,
+                    const RankBody& body,
+                    int most_sharing) {
   const kernels::CudaModule* module = cuda_module().value();
   if (launched_world() != nullptr) GTEST_SKIP() << "in threads only";
   if (ranks_share_gpu()) {
-    if (size > kMostSharing) GTEST_SKIP() << "kernels of " << size << " ranks do not fit on one GPU";
+    if (size > most_sharing) GTEST_SKIP() << "kernels of " << size << " ranks do not fit on one GPU";
   } else if (size > module->visible_devices()) {
     GTEST_SKIP() << "fewer than " << size << " GPUs";
   }
   run_on_gpus(*module, size, kPeerTraits, group_maker(limits), body);
 }
 
-void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body) {
+void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body, int most_sharing) {
   World* world = launched_world().get();
-  if (world == nullptr) return run_in_threads(size, limits, body);
+  if (world == nullptr) return run_in_threads(size, limits, body, most_sharing);
   if (ranks_share_gpu()) GTEST_SKIP() << "a GPU is shared in threads only";
   if (size != world->rank_info().size) GTEST_SKIP() << "not " << size << " processes";
   int index = world->hosts()[static_cast<size_t>(world->rank_info().rank)].local_rank;

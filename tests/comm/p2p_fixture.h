@@ -1,6 +1,6 @@
 // Ranks that share peer memory, for tests of what is built on it. A world of threads, one for each visible
 // GPU; or, under mpirun, of processes. The program exits with 77 where there are fewer than two GPUs. With
-// LLM_DIST_TEST_RANKS_SHARE_GPU=1 up to three threads share one, with another communicator in NCCL's place.
+// LLM_DIST_TEST_RANKS_SHARE_GPU=1 some threads share one, with another communicator in NCCL's place.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,12 +22,22 @@ inline constexpr SiteTraits kPeerTraits{.sums_in_rank_order = true,
                                         .streams_may_stall = false,
                                         .abort_seconds = 3};
 
-// `body` on `size` ranks in threads of this process; skips the test where there are fewer GPUs, or too many
-// ranks to share one, and in a launcher's processes. `limits`: none for the defaults.
-void run_in_threads(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
+// Ranks that may share a GPU: with more, all blocks of the largest two-shot sums would not have room on an
+// H100.
+inline constexpr int kMostSharing = 3;
+
+// `body` on `size` ranks in threads of this process; skips the test where there are fewer GPUs, or more than
+// `most_sharing` ranks to share one, and in a launcher's processes. `limits`: none for the defaults.
+void run_in_threads(int size,
+                    const std::optional<PeerLimits>& limits,
+                    const RankBody& body,
+                    int most_sharing = kMostSharing);
 
 // The same in a launcher's processes where there are any; skips where those are not `size`.
-void run_with(int size, const std::optional<PeerLimits>& limits, const RankBody& body);
+void run_with(int size,
+              const std::optional<PeerLimits>& limits,
+              const RankBody& body,
+              int most_sharing = kMostSharing);
 
 struct Ways {
   const char* name;
@@ -37,8 +47,9 @@ struct Ways {
 // Tests of so many ranks, over these ways.
 class OverWays : public testing::TestWithParam<std::tuple<int, Ways>> {
  protected:
-  void run(const RankBody& body) const {
-    run_with(std::get<0>(GetParam()), std::get<1>(GetParam()).limits, body);
+  int num_ranks() const { return std::get<0>(GetParam()); }
+  void run(const RankBody& body, int most_sharing = kMostSharing) const {
+    run_with(num_ranks(), std::get<1>(GetParam()).limits, body, most_sharing);
   }
 };
 std::string name_of_ways(const testing::TestParamInfo<std::tuple<int, Ways>>& instance);
