@@ -26,12 +26,13 @@ using namespace streamed;
 
 // Which block works on what. Ranges are numbered in the order of W, blocks the other way round.
 struct Ranges {
+  int count;   // blocks, or clusters of those that share x
   int length;  // in steps
   int longer;  // the first so many ranges have one more
 
-  __device__ explicit Ranges(int steps)
-      : length(steps / static_cast<int>(gridDim.x)), longer(steps % static_cast<int>(gridDim.x)) {}
-  __device__ int mine() const { return static_cast<int>(gridDim.x - 1 - blockIdx.x); }
+  __device__ Ranges(int steps, int sharing)
+      : count(static_cast<int>(gridDim.x) / sharing), length(steps / count), longer(steps % count) {}
+  __device__ int mine(int sharing) const { return count - 1 - static_cast<int>(blockIdx.x) / sharing; }
   __device__ int begin(int range) const { return range * length + min(range, longer); }
   // The first range behind `range` that begins at `step` or behind it.
   __device__ int next_from(int range, int step) const {
@@ -72,15 +73,15 @@ struct Exchange {
   int warp;
 
   __device__ float4* place(int range) const {
-    return reinterpret_cast<float4*>(memory.sums) + range * kVecs * S::kMultipliers + threadIdx.x;
+    return reinterpret_cast<float4*>(memory.sums) + S::strip_of(range) * kVecs * S::kMultipliers +
+           threadIdx.x;
   }
-  __device__ uint32_t* flag(int range) const { return memory.flags + range * S::kWarps + warp; }
+  __device__ uint32_t* flag(int range) const { return memory.flags + S::strip_of(range) * S::kWarps + warp; }
 
   __device__ void leave(int range, const float (&sums)[kSums]) const {
     float4* to = place(range);
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i)
-      to[i * S::kMultipliers] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    for (int i = 0; i < kVecs; ++i) to[i * S::kMultipliers] = sums_of_group(sums, i);
     __syncwarp();
     if (threadIdx.x % kWarpSize == 0) raise_flag(flag(range));
   }
@@ -89,7 +90,7 @@ struct Exchange {
     for (int range = begin + static_cast<int>(threadIdx.x) % kWarpSize; range < end; range += kWarpSize)
       await_flag(flag(range));
     __syncwarp();
-#pragma unroll 2
+#pragma unroll(kVecs > 8 ? 1 : 2)  // registers are few
     for (int range = begin; range < end; ++range) {
       const float4* from = place(range);
       float4 left[kVecs];
@@ -121,60 +122,109 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
   const S stages = S::make(raw, barriers);
+  if constexpr (S::kSharing > 1) arrive_at_cluster();
   if (terms.size == 0) let_next_start();
-  const Ranges ranges(strips * args.steps);
-  const int range = ranges.mine();
+  const Ranges ranges(strips * args.steps, S::kSharing);
+  const int range = ranges.mine(S::kSharing);
   const int end = ranges.begin(range + 1);
   int at = ranges.begin(range);
   const int warp = warp_number();
   if (warp == S::kBringer) {
-    if (threadIdx.x % kWarpSize == 0)
+    if (threadIdx.x == S::kMultipliers) {
       bring_tiles(w, x, args, {at / args.steps, at % args.steps}, end - at, stages);
+    } else if constexpr (S::kSharing > 1) {
+      await_cluster_alone();
+    }
     __syncwarp();
     wait_for_previous();
+    if constexpr (S::kSharing > 1) meet_cluster();
     return;
   }
   wait_for_previous();
   if (terms.size > 0) let_next_start();
+  if constexpr (S::kSharing > 1) await_cluster();
   const Exchange<S> exchange{memory, warp};
   Cursor<S::kCount> cursor;
   while (at < end) {
     const int strip = at / args.steps;
     const int strip_end = (strip + 1) * args.steps;
     const bool has_first = at == strip * args.steps;
-    const bool has_last = strip_end <= end;
     const int count = min(strip_end, end) - at;
-    const StripOutput<T, S> output(args, scales, bias, y, terms, strip * S::kStripRows);
+    // Ranges [range + 1, others_end) leave sums for this one. Where a single one does, and is done here by
+    // then, they are fetched while the last stages come.
+    const int others_end = has_first && strip_end > end ? ranges.next_from(range, strip_end) : range + 1;
+    const bool is_left_before = others_end == range + 2 && strip_end - end + S::kCount <= ranges.length;
+    const int last_stages = is_left_before ? min(count, S::kCount) : 0;
+    const StripOutput<T, S> output(args, scales, bias, y, terms, S::strip_of(strip) * S::kStripRows);
     float sums[S::kTokens / 2] = {};
-    add_products(T(), count, stages, cursor, sums);
+    add_products(T(), count - last_stages, stages, cursor, sums);
     at += count;
     if (!has_first) {
       exchange.leave(range, sums);
       continue;
     }
-    if (!has_last) exchange.add_others(range + 1, ranges.next_from(range, strip_end), sums);
+    exchange.add_others(range + 1, others_end, sums);
+    add_products(T(), last_stages, stages, cursor, sums);
     output.store([](int) { return true; }, [&](int group) { return sums_of_group(sums, group); });
   }
+  if constexpr (S::kSharing > 1) meet_cluster();  // others say here that stages are empty, and bring x
 #endif
+}
+
+// with_stages_of_strips(shape, strips, run): calls run(T(), Stages()).
+template <typename Run>
+cudaError_t with_stages_of_strips(const MatmulShape& shape, EvenStrips strips, Run&& run) {
+  if (strips.pairs) return with_stages<2, 2>(shape, run);
+  return strips.wide ? with_stages<2>(shape, run) : with_stages<1>(shape, run);
+}
+
+// Strips side by side, or pairs of them.
+template <typename S>
+int64_t strip_count(const MatmulShape& shape) {
+  return ceil_div(strips_of<S>(shape), S::kSharing);
+}
+// Blocks that run at the same time, or pairs of them.
+template <typename S>
+int64_t most_ranges(const HopperDevice& device) {
+  return device.processors * S::kBlocks / S::kSharing;
 }
 
 }  // namespace
 
+bool takes_even_strips(const HopperDevice& device, const MatmulShape& shape, EvenStrips strips) {
+  if (device.processors > StreamMemory::kMostProcessors) return false;
+  bool takes = false;
+  (void)with_stages_of_strips(shape, strips, [&](auto, auto stages) {
+    using S = decltype(stages);
+    takes =
+        strips.parts <= steps_of<S>(shape) && strip_count<S>(shape) * strips.parts <= most_ranges<S>(device);
+    return cudaSuccess;
+  });
+  return takes;
+}
+
 cudaError_t launch_even_linear(const HopperDevice& device,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
-                               Strips strips,
+                               EvenStrips strips,
                                const StreamMemory& memory,
                                cudaStream_t stream) {
   const StreamCall call{device.encoder, shape, operands, memory, stream};
-  auto launch = [&](auto type, auto stages) {
+  return with_stages_of_strips(shape, strips, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    const int64_t count = strips_of<S>(shape);
-    const int64_t blocks = std::min<int64_t>(device.processors * S::kBlocks, count * steps_of<S>(shape));
-    return launch_streamed<T>(even_linear<T, S>, stages, call, blocks, 0, static_cast<int>(count), memory);
-  };
-  return strips == Strips::kWide ? with_stages<2>(shape, launch) : with_stages(shape, launch);
+    const int64_t count = strip_count<S>(shape);
+    const int64_t ranges = strips.parts > 0
+                               ? count * strips.parts
+                               : std::min<int64_t>(most_ranges<S>(device), count * steps_of<S>(shape));
+    return launch_streamed<T>(even_linear<T, S>,
+                              stages,
+                              call,
+                              ranges * S::kSharing,
+                              S::kSharing > 1 ? S::kSharing : 0,
+                              static_cast<int>(count),
+                              memory);
+  });
 }
 
 }  // namespace llm_dist::kernels

@@ -11,14 +11,19 @@
 
 namespace llm_dist::kernels {
 
-// Of 64 rows of W, or of 128.
-enum class Strips : uint8_t { kNarrow, kWide };
+struct EvenStrips {
+  bool wide = false;   // of 128 rows of W, not 64; always for more than 64 rows of x
+  bool pairs = false;  // for more than 64 rows of x alone: two blocks at the same columns of neighbouring
+                       // strips bring each other half of x
+  int parts = 0;       // ranges of a strip; 0: of all strips as many as there are places for blocks
+};
 
-// Of what StreamedLinear takes, on a device of at most StreamMemory::kMostProcessors.
+bool takes_even_strips(const HopperDevice& device, const MatmulShape& shape, EvenStrips strips);
+// Of what StreamedLinear takes, by strips that it takes.
 cudaError_t launch_even_linear(const HopperDevice& device,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
-                               Strips strips,
+                               EvenStrips strips,
                                const StreamMemory& memory,
                                cudaStream_t stream);
 

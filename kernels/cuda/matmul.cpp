@@ -36,8 +36,13 @@ constexpr int64_t kStreamedRows = 32;
 
 // Which division of ours is wanted wherever it can be had, or 0.
 int wanted_division(LinearKernels kernels) {
-  if (kernels == LinearKernels::kEven) return StreamedLinear::kEven;
-  return kernels == LinearKernels::kEvenWide ? StreamedLinear::kEvenWide : 0;
+  switch (kernels) {
+    case LinearKernels::kEven: return StreamedLinear::kEven;
+    case LinearKernels::kEvenWide: return StreamedLinear::kEvenWide;
+    case LinearKernels::kEvenPairs: return StreamedLinear::kEvenPairs;
+    case LinearKernels::kEvenParts: return StreamedLinear::kEvenWide | StreamedLinear::even_parts(2);
+    default: return 0;
+  }
 }
 
 // Where ours are not compared with the library's.

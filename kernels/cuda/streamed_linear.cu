@@ -19,7 +19,8 @@ namespace {
 using namespace streamed;
 
 constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
-constexpr int64_t kMostRows = 64;
+constexpr int64_t kMostRows = 128;
+constexpr int64_t kMostRowsOfParts = 64;  // beyond, ranges of the same length alone
 // Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
 constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
@@ -168,6 +169,14 @@ bool x_is_much(const MatmulShape& shape) {
   return of_x > of_w / 4;
 }
 
+bool is_even(int division) { return (division & StreamedLinear::kEven) != 0; }
+EvenStrips even_strips(int division) {
+  auto has = [division](int flags) { return (division & flags) == flags; };
+  return {.wide = has(StreamedLinear::kEvenWide),
+          .pairs = has(StreamedLinear::kEvenPairs),
+          .parts = division / StreamedLinear::even_parts(1)};
+}
+
 }  // namespace
 
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
@@ -175,10 +184,7 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    int parts,
                                    const StreamMemory& memory,
                                    cudaStream_t stream) const {
-  if (parts == kEven || parts == kEvenWide) {
-    const Strips strips = parts == kEven ? Strips::kNarrow : Strips::kWide;
-    return launch_even_linear(device_, shape, operands, strips, memory, stream);
-  }
+  if (is_even(parts)) return launch_even_linear(device_, shape, operands, even_strips(parts), memory, stream);
   const StreamCall call{device_.encoder, shape, operands, memory, stream};
   return with_stages(shape, [&](auto type, auto stages) {
     using T = decltype(type);
@@ -200,23 +206,34 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
-  if (parts == kEven || parts == kEvenWide) return device_.processors <= StreamMemory::kMostProcessors;
+  if (is_even(parts)) return takes_even_strips(device_, shape, even_strips(parts));
   const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
-  return known && parts <= cut_of(shape).steps;
+  return known && shape.m <= kMostRowsOfParts && parts <= cut_of(shape).steps;
 }
 
 std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
+  std::vector<int> found;
+  auto add = [&](int parts) {
+    if (divides(shape, parts)) found.push_back(parts);
+  };
+  if (shape.m > kMostRowsOfParts) {
+    for (int parts : {0, 1, 2}) {
+      add(kEvenWide | even_parts(parts));
+      add(kEvenPairs | even_parts(parts));
+    }
+    return found;
+  }
   const Cut cut = cut_of(shape);
   const int64_t blocks = device_.processors * cut.blocks;
   int likely = 1;
   while (likely < kMostParts && 2 * likely * cut.strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
     likely *= 2;
-  std::vector<int> found{likely};
+  found.push_back(likely);
   for (int parts = 1; parts <= kMostParts; parts *= 2) {
-    if (parts != likely && divides(shape, parts)) found.push_back(parts);
+    if (parts != likely) add(parts);
   }
-  if (divides(shape, kEven)) found.push_back(kEven);
-  if (x_is_much(shape) && divides(shape, kEvenWide)) found.push_back(kEvenWide);
+  add(kEven);
+  if (x_is_much(shape)) add(kEvenWide);
   return found;
 }
 

@@ -122,6 +122,8 @@ constexpr std::array<int64_t, 3> kShapes[] = {{0, 64, 64},
                                               {33, 3584, 1024},
                                               {64, 1000, 4096},
                                               {65, 1536, 576},
+                                              {100, 40, 2048},
+                                              {128, 3584, 1024},
                                               {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
@@ -129,7 +131,9 @@ TEST_F(CudaGated, AsOnTheCpu) {
                            LinearKernels::kLibrary,
                            LinearKernels::kOwn,
                            LinearKernels::kEven,
-                           LinearKernels::kEvenWide});
+                           LinearKernels::kEvenWide,
+                           LinearKernels::kEvenPairs,
+                           LinearKernels::kEvenParts});
   for (DType dtype : kActivationTypes) {
     for (auto [m, n, k] : kShapes) {
       for (bool bias : {false, true})

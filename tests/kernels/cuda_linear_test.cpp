@@ -177,8 +177,34 @@ TEST_P(CudaLinearEven, FewRows) {
     for (int64_t m : {2, 8, 9, 16, 31, 63}) check_linear(dtype, m % 2 == 0, m, 576, 2048);
     check_linear(dtype, false, 5, 14336, 1024);
     for (int64_t m : {17, 32, 33, 64}) check_linear(dtype, m % 2 == 1, m, 9000, 576);
-    check_linear(dtype, false, 3, 30002, 136);
-    check_linear(dtype, false, 64, 30002, 136);
+    for (int64_t m : {3, 64}) check_linear(dtype, false, m, 30002, 136);
+  }
+}
+
+// Alone and in pairs, of which the second strip may not be there.
+using CudaLinearEvenOfMore = CudaLinearEven;
+
+INSTANTIATE_TEST_SUITE_P(Of,
+                         CudaLinearEvenOfMore,
+                         testing::Values(LinearKernels::kEvenWide,
+                                         LinearKernels::kEvenPairs,
+                                         LinearKernels::kEvenParts));
+
+TEST_P(CudaLinearEvenOfMore, Rows) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {65, 100, 128}) {
+      const bool wide = m == 100;
+      check_linear(dtype, wide, m, 130, 8);
+      check_linear(dtype, wide, m, 1000, 40);
+      check_linear(dtype, !wide, m, 62, 1000);
+      check_linear(dtype, wide, m, 2, 16376);
+      check_linear(dtype, !wide, m, 520, 8200);
+      check_odd(dtype, wide, m, 1, 16376);
+      check_odd(dtype, wide, m, 385, 72);
+      check_linear(dtype, wide, m, 1536, 4096);
+    }
+    check_linear(dtype, false, 96, 30002, 136);
+    check_linear(dtype, true, 128, 17000, 576);
   }
 }
 

@@ -16,6 +16,13 @@ __device__ inline void meet_cluster() {
 // Barriers (device/tma.cuh) that barrier_init_done() has made known are known behind it.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
 __device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The same for threads of a warp that go different ways.
+__device__ inline void await_cluster_alone() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ inline uint32_t block_of_cluster() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
 
 // Sends 16 bytes to this shared address of a block, which must have begun; they arrive at its barrier that
 // stands at this barrier's place.

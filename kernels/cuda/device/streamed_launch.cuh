@@ -19,24 +19,31 @@ template <typename T>
 constexpr int kPartsOf = std::is_same_v<T, __half> ? 3 : 2;
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
-// with wide strips.
-template <int kParts, int kWarpgroups, typename T, typename Run>
+// with wide strips, the only ones for more than 64 rows; with_stages<2, 2>(shape, run): for so many rows
+// alone, with pairs of blocks that share x.
+template <int kParts, int kWarpgroups, int kSharing, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
-  if constexpr (kWarpgroups == 1) {
-    if (rows <= 8) return run(type, Stages<kParts, 8>());
+  if constexpr (kParts == 0 && kWarpgroups == 2) {
+    if (rows > 64) return run(type, Stages<0, 128, 2, kSharing>());
   }
-  if (rows <= 16) return run(type, Stages<kParts, 16, kWarpgroups>());
-  if constexpr (kParts == 0) {
-    if (rows > 32) return run(type, Stages<kParts, 64, kWarpgroups>());
+  if constexpr (kSharing == 1) {
+    if constexpr (kWarpgroups == 1) {
+      if (rows <= 8) return run(type, Stages<kParts, 8>());
+    }
+    if (rows <= 16) return run(type, Stages<kParts, 16, kWarpgroups>());
+    if (rows <= 32) return run(type, Stages<kParts, 32, kWarpgroups>());
+    if constexpr (kParts == 0) {
+      if (rows <= 64) return run(type, Stages<0, 64, kWarpgroups>());
+    }
   }
-  return run(type, Stages<kParts, 32, kWarpgroups>());
+  return cudaErrorInvalidValue;
 }
-template <int kWarpgroups = 1, typename Run>
+template <int kWarpgroups = 1, int kSharing = 1, typename Run>
 cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
   auto with_type = [&](auto type) {
     constexpr int kParts = kPartsOf<decltype(type)>;
-    return shape.f8_weight ? with_stages_of<kParts, kWarpgroups>(type, shape.m, run)
-                           : with_stages_of<0, kWarpgroups>(type, shape.m, run);
+    return shape.f8_weight ? with_stages_of<kParts, kWarpgroups, kSharing>(type, shape.m, run)
+                           : with_stages_of<0, kWarpgroups, kSharing>(type, shape.m, run);
   };
   return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
 }
@@ -101,8 +108,8 @@ cudaError_t launch_streamed(
     // Rows that x does not have are whatever was there: columns of a product that nobody stores.
     const uint8_t* codes = call.memory.codes;
     error = call.encoder.encode(
-        S::kF8 ? rows_of(weight, codes, shape.k, S::kXRows, shape.k, S::kXRows)
-               : rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, S::kTokens),
+        S::kF8 ? rows_of(weight, codes, shape.k, S::kXRows, shape.k, S::kXRowsBrought)
+               : rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, S::kXRowsBrought),
         x);
   }
   if (error == cudaSuccess)

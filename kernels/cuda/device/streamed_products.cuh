@@ -13,13 +13,13 @@ namespace llm_dist::kernels::streamed {
 
 // add_products(T, count, stages, cursor, sums): adds the next `count` stages of a strip to sums [64 rows of W
 // × kTokens] of a warpgroup, laid out as device/wgmma.cuh says, and says of each that it is empty.
-template <typename T, int kTokens, int kWarpgroups>
+template <typename T, int kTokens, int kWarpgroups, int kSharing>
 __device__ inline void add_products(T,
                                     int count,
-                                    const Stages<0, kTokens, kWarpgroups>& stages,
-                                    Cursor<Stages<0, kTokens, kWarpgroups>::kCount>& cursor,
+                                    const Stages<0, kTokens, kWarpgroups, kSharing>& stages,
+                                    Cursor<Stages<0, kTokens, kWarpgroups, kSharing>::kCount>& cursor,
                                     float (&sums)[kTokens / 2]) {
-  using S = Stages<0, kTokens, kWarpgroups>;
+  using S = Stages<0, kTokens, kWarpgroups, kSharing>;
   const int group = kWarpgroups == 1 ? 0 : warp_number() / (kGroupThreads / kWarpSize);
   const bool is_first = static_cast<int>(threadIdx.x) == group * kGroupThreads;
   int behind = -1;  // a stage that products still read
@@ -37,24 +37,24 @@ __device__ inline void add_products(T,
     }
     products_issued();
     products_done<1>(sums);
-    if (is_first && behind >= 0) barrier_arrive(stages.empty + behind);
+    if (is_first && behind >= 0) stages.release(behind);
     behind = cursor.stage;
     cursor.advance();
   }
   products_done<0>(sums);
-  if (is_first && behind >= 0) barrier_arrive(stages.empty + behind);
+  if (is_first && behind >= 0) stages.release(behind);
 }
 
 // The same with W in f8_e4m3. Products of 8-bit floats keep few bits of their sums, 13 behind the leading one
 // of the largest that is added up, so those of a stage are added in float.
-template <typename T, int kParts, int kTokens, int kWarpgroups>
+template <typename T, int kParts, int kTokens, int kWarpgroups, int kSharing>
 __device__ inline void add_products(T,
                                     int count,
-                                    const Stages<kParts, kTokens, kWarpgroups>& stages,
-                                    Cursor<Stages<kParts, kTokens, kWarpgroups>::kCount>& cursor,
+                                    const Stages<kParts, kTokens, kWarpgroups, kSharing>& stages,
+                                    Cursor<Stages<kParts, kTokens, kWarpgroups, kSharing>::kCount>& cursor,
                                     float (&sums)[kTokens / 2]) {
   static_assert(kParts > 0);
-  using S = Stages<kParts, kTokens, kWarpgroups>;
+  using S = Stages<kParts, kTokens, kWarpgroups, kSharing>;
   const int group = kWarpgroups == 1 ? 0 : warp_number() / (kGroupThreads / kWarpSize);
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
@@ -75,7 +75,7 @@ __device__ inline void add_products(T,
     }
     products_issued();
     products_done<0>(products);
-    if (threadIdx.x % kWarpSize == 0) barrier_arrive(stages.empty + cursor.stage);
+    if (threadIdx.x % kWarpSize == 0) stages.release(cursor.stage);
     cursor.advance();
 #pragma unroll
     for (int p = 0; p < kTokens / 2; ++p) {

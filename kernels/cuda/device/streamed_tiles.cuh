@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -37,13 +38,15 @@ struct StreamArgs {
 };
 
 // kParts: of x, each as many rows as x has, where W is in f8_e4m3; 0: both have the same elements of 16 bits.
-// kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip.
-template <int kParts_, int kTokens_, int kWarpgroups_ = 1>
+// kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip. kSharing: blocks of a cluster
+// that are at the same columns of strips side by side: each brings its share of x to all of them.
+template <int kParts_, int kTokens_, int kWarpgroups_ = 1, int kSharing_ = 1>
 struct Stages {
   static constexpr int kParts = kParts_;
   static constexpr bool kF8 = kParts > 0;
   static constexpr int kTokens = kTokens_;
   static constexpr int kWarpgroups = kWarpgroups_;
+  static constexpr int kSharing = kSharing_;
   static constexpr int kStripRows = kWarpgroups * kProductRows;
   static constexpr int kGroups = kStripRows / (2 * kGroupRows);
   static constexpr int kMultipliers = kWarpgroups * kGroupThreads;
@@ -60,6 +63,7 @@ struct Stages {
   static constexpr int kColumns = kBoxes * kBoxColumns;
   static constexpr int kReaders = kF8 ? kWarps : kWarpgroups;  // who say that a stage is empty
   static constexpr int kXRows = kF8 ? kParts * kTokens : kTokens;
+  static constexpr int kXRowsBrought = kXRows / kSharing;      // by one block
   static constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
   static constexpr int kXBytes = kXRows * kRowBytes;
   static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
@@ -84,7 +88,7 @@ struct Stages {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kCount; ++i) {
         barrier_init(made.full + i, 1);
-        barrier_init(made.empty + i, kReaders);
+        barrier_init(made.empty + i, kReaders * kSharing);
       }
       barrier_init_done();
     }
@@ -96,6 +100,20 @@ struct Stages {
   }
   __device__ std::byte* x(int stage, int box) const {
     return memory + stage * kBytes + kBoxes * kWeightBytes + box * kXBytes;
+  }
+  // One reader of a block says that a stage is empty, to all who bring something to it.
+  __device__ void release(int stage) const {
+    if constexpr (kSharing == 1) {
+      barrier_arrive(empty + stage);
+    } else {
+#pragma unroll
+      for (int block = 0; block < kSharing; ++block) barrier_arrive_in_block(empty + stage, block);
+    }
+  }
+  // A block's strip, of those side by side.
+  __device__ static int strip_of(int strips) {
+    if constexpr (kSharing == 1) return strips;
+    return strips * kSharing + static_cast<int>(block_of_cluster());
   }
   __device__ float4* sent() const { return reinterpret_cast<float4*>(memory + kCount * kBytes); }
 };
@@ -111,7 +129,8 @@ struct Place {
   }
 };
 
-// `count` stages from `first` on, over the ends of strips.
+// `count` stages from `first` on, over the ends of strips. One thread calls it; blocks that share x have
+// arrived at their cluster, and it waits for that.
 template <typename S>
 __device__ inline void bring_tiles(const CUtensorMap& w,
                                    const CUtensorMap& x,
@@ -128,9 +147,9 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
       const int column = (place.step * S::kBoxes + box) * S::kBoxColumns;
       std::byte* to = stages.weights(stage, box);
       if (args.gated) {
-        load_box_4d(to, w, column, 0, 0, place.strip * S::kGroups, stages.full + stage, once);
+        load_box_4d(to, w, column, 0, 0, S::strip_of(place.strip) * S::kGroups, stages.full + stage, once);
       } else {
-        load_box(to, w, column, place.strip * S::kStripRows, stages.full + stage, once);
+        load_box(to, w, column, S::strip_of(place.strip) * S::kStripRows, stages.full + stage, once);
       }
     }
   };
@@ -138,7 +157,14 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       const int column = (place.step * S::kBoxes + box) * S::kBoxColumns;
-      load_box(stages.x(stage, box), x, column, 0, stages.full + stage, often);
+      if constexpr (S::kSharing == 1) {
+        load_box(stages.x(stage, box), x, column, 0, stages.full + stage, often);
+      } else {
+        constexpr uint16_t kAll = (1 << S::kSharing) - 1;
+        const int row = static_cast<int>(block_of_cluster()) * S::kXRowsBrought;
+        load_box_in_blocks(
+            stages.x(stage, box) + row * kRowBytes, x, column, row, stages.full + stage, kAll, often);
+      }
     }
   };
   const int ahead = count < S::kCount ? count : S::kCount;
@@ -148,6 +174,7 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
     place.advance(args.steps);
   }
   wait_for_previous();
+  if constexpr (S::kSharing > 1) await_cluster_alone();
   place = first;
   for (int i = 0; i < ahead; ++i) {
     load_x(place, i);
