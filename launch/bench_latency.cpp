@@ -2,6 +2,7 @@
 // ceilings of the same run leave.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -18,34 +19,72 @@ struct LatencyFlags {
   int repeats = 3;
 };
 
+// Medians.
 struct Latency {
   double first_token_seconds = 0;
   double step_seconds = 0;
+  double context = 0;  // tokens of a sequence in the middle of those steps
 };
 
 int warm_up_len(const LatencyFlags& flags) { return std::min(flags.load.output_len, 8); }
 
-int64_t num_tokens(const LatencyFlags& flags) {
+// Of one token there is nothing but its prompt's.
+bool decodes(const LatencyFlags& flags) { return flags.load.output_len > 1; }
+
+int output_len(const LatencyFlags& flags, const engine::EngineOptions& options, int batch) {
+  if (!decodes(flags)) return flags.load.output_len;
+  return tokens_for_window(
+      batch, flags.load.input_len, flags.load.output_len, options.max_num_batched_tokens);
+}
+
+int64_t num_tokens(const LatencyFlags& flags, const engine::EngineOptions& options) {
   int64_t sum = 0;
-  for (int batch : flags.batches) {
-    sum += batch * (warm_up_len(flags) + int64_t{flags.repeats} * flags.load.output_len);
-  }
+  for (int batch : flags.batches)
+    sum += batch * (warm_up_len(flags) + int64_t{flags.repeats} * output_len(flags, options, batch));
   return sum;
 }
 
-Result<Latency> measure_latency(const LatencyFlags& flags, EngineBench& bench, int batch) {
-  RETURN_IF_ERROR(bench.run(batch, warm_up_len(flags)).status());
-  std::vector<double> first, step;
-  for (int i = 0; i < flags.repeats; ++i) {
-    ASSIGN_OR_RETURN(Sample sample, bench.run(batch, flags.load.output_len));
-    first.push_back(sample.first_token_seconds);
-    step.push_back(sample.decode_seconds / std::max(1, flags.load.output_len - 1));
+// All sequences of a batch have to run at the same time.
+Status check_room(const LatencyFlags& flags, const engine::EngineOptions& options) {
+  for (int batch : flags.batches) {
+    const int64_t tokens = flags.load.input_len + int64_t{output_len(flags, options, batch)};
+    if (tokens > options.max_model_len)
+      return invalid_argument(
+          format("a batch of {} needs sequences of {} tokens, some while the others' prompts are read: "
+                 "--max-model-len is {}",
+                 batch,
+                 tokens,
+                 options.max_model_len));
+    const int64_t blocks = batch * ((tokens + options.block_size - 1) / options.block_size);
+    if (blocks > options.num_blocks)
+      return invalid_argument(
+          format("a batch of {} needs a KV cache of {} tokens, and there is memory for {}: fewer sequences "
+                 "(--batch), shorter ones (--input-len, --output-len) or more ranks",
+                 batch,
+                 blocks * options.block_size,
+                 options.num_blocks * options.block_size));
   }
-  return Latency{median(first), median(step)};
+  return ok_status();
 }
 
-// Of one token there is nothing but its prompt's.
-bool decodes(const LatencyFlags& flags) { return flags.load.output_len > 1; }
+Result<Latency> measure_latency(const LatencyFlags& flags,
+                                const engine::EngineOptions& options,
+                                EngineBench& bench,
+                                int batch) {
+  RETURN_IF_ERROR(bench.run(batch, warm_up_len(flags)).status());
+  std::vector<double> first, step, context;
+  for (int i = 0; i < flags.repeats; ++i) {
+    ASSIGN_OR_RETURN(Sample sample, bench.run(batch, output_len(flags, options, batch)));
+    first.push_back(sample.first_token_seconds);
+    const DecodeWindow& decode = sample.decode;
+    if (decodes(flags) && decode.steps == 0)
+      return internal_error(
+          format("of a batch of {} one sequence ended before another's prompt had been read", batch));
+    step.push_back(decode.seconds / std::max(1, decode.steps));
+    context.push_back(flags.load.input_len + decode.tokens_generated);
+  }
+  return Latency{median(first), median(step), median(context)};
+}
 
 nlohmann::json prompt_row(const LatencyFlags& flags,
                           RankProcess& process,
@@ -79,14 +118,14 @@ nlohmann::json latency_row(const LatencyFlags& flags,
                            const Latency& got) {
   nlohmann::json row = prompt_row(flags, process, ceilings, batch, got);
   if (decodes(flags)) {
-    const StepFloor floor =
-        decode_floor(process, ceilings, batch, flags.load.input_len + flags.load.output_len / 2);
+    const StepFloor floor = decode_floor(process, ceilings, batch, std::lround(got.context));
     std::printf("  %8.3f  %12.1f  %8.3f  %7.0f%%",
                 got.step_seconds * 1e3,
                 batch / got.step_seconds,
                 floor.seconds * 1e3,
                 100 * floor.seconds / got.step_seconds);
     row.update({{"median_tpot_ms", got.step_seconds * 1e3},
+                {"context", got.context},
                 {"output_throughput", batch / got.step_seconds},
                 {"floor_ms", floor.seconds * 1e3},
                 {"floor_all_reduce_ms", floor.all_reduce_seconds * 1e3},
@@ -97,13 +136,14 @@ nlohmann::json latency_row(const LatencyFlags& flags,
 }
 
 Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& ceilings) {
-  EngineBench bench(flags.load, process, num_tokens(flags));
+  const engine::EngineOptions& options = process.engine().options();
+  EngineBench bench(flags.load, process, num_tokens(flags, options));
   nlohmann::json rows = nlohmann::json::array();
   std::printf("%s\n\n", describe(ceilings).c_str());
   std::printf("batch  input  output   TTFT ms  prefill tok/s  %s\n",
               decodes(flags) ? " TPOT ms  decode tok/s  floor ms  of floor" : "floor ms  of floor");
   for (int batch : flags.batches) {
-    ASSIGN_OR_RETURN(Latency got, measure_latency(flags, bench, batch));
+    ASSIGN_OR_RETURN(Latency got, measure_latency(flags, options, bench, batch));
     rows.push_back(latency_row(flags, process, ceilings, batch, got));
   }
   bench.stop();
@@ -118,11 +158,23 @@ Status measure(const LatencyFlags& flags, RankProcess& process) {
   return process.leads() ? latency(flags, process, ceilings) : process.follow();
 }
 
+// All sequences of a batch in one step.
+EngineFlags fitted(const LatencyFlags& flags) {
+  EngineFlags engine = flags.load.engine;
+  SchedulerFlags& scheduler = engine.scheduler;
+  const int64_t batch = *std::max_element(flags.batches.begin(), flags.batches.end());
+  scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, batch);
+  scheduler.max_num_batched_tokens = std::max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs);
+  return engine;
+}
+
 int run(const LatencyFlags& flags) {
-  auto joined = RankProcess::join(flags.load.engine);
+  const EngineFlags engine = fitted(flags);
+  auto joined = RankProcess::join(engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
-  Status status = process.load(flags.load.engine);
+  Status status = process.load(engine);
+  if (status.ok()) status = process.agree(check_room(flags, process.engine().options()));
   if (status.ok()) status = measure(flags, process);
   return end(process, status);
 }

@@ -30,6 +30,7 @@ Result<Sample> EngineBench::run(int count, int output_len) {
   Sample sample;
   int64_t last_first = begin;
   int64_t last = begin;
+  std::vector<std::vector<int64_t>> all_times;
   for (const auto& sequence : sequences) {
     RETURN_IF_ERROR(sequence->wait());
     std::vector<int64_t> times = sequence->token_times_ns();
@@ -39,10 +40,11 @@ Result<Sample> EngineBench::run(int count, int output_len) {
     last_first = std::max(last_first, times.front());
     last = std::max(last, times.back());
     sample.output_tokens += static_cast<int64_t>(times.size());
+    all_times.push_back(std::move(times));
   }
   sample.seconds = static_cast<double>(last - begin) * 1e-9;
   sample.first_token_seconds = static_cast<double>(last_first - begin) * 1e-9;
-  sample.decode_seconds = static_cast<double>(last - last_first) * 1e-9;
+  sample.decode = decode_window(all_times);
   return sample;
 }
 

@@ -6,6 +6,7 @@
 
 #include "launch/bench.h"
 #include "launch/bench_progress.h"
+#include "launch/decode_window.h"
 #include "src/engine/engine.h"
 
 namespace llm_dist::launch {
@@ -14,7 +15,7 @@ namespace llm_dist::launch {
 struct Sample {
   double seconds = 0;              // from submission to the last token
   double first_token_seconds = 0;  // until the last of the batch's first tokens
-  double decode_seconds = 0;       // from there to the last token
+  DecodeWindow decode;
   int64_t output_tokens = 0;
 };
 

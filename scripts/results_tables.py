@@ -28,6 +28,47 @@ def layout_of(result):
     return ", ".join([text, *(f"`{switch}`" for switch in switches)])
 
 
+def tokens_a_step(result):
+    flag = re.search(r"--max-num-batched-tokens[ =](\d+)", result["command"])
+    return int(flag[1]) if flag else 2048
+
+
+def mean_decoding(batch, input_len, output_len, budget):
+    """Sequences that decode in a step, the mean from the last first token of a batch to its last end."""
+    prompt, generated, counts = [input_len] * batch, [0] * batch, []
+    while min(generated) < output_len:
+        room = budget
+        decoding = [i for i in range(batch) if 0 < generated[i] < output_len]
+        if min(generated) > 0:
+            counts.append(len(decoding))
+        for i in decoding:
+            generated[i] += 1
+            room -= 1
+        for i in range(batch):
+            read = min(prompt[i], room)
+            prompt[i] -= read
+            room -= read
+            if read and not prompt[i]:
+                generated[i] = 1
+    return sum(counts) / len(counts)
+
+
+def counted(result, row):
+    """The row as it is to be read. Files without `context` are older than the window of whole batches: their steps
+    are those until the last sequence's end, when fewer are left."""
+    if "context" in row or row["output_len"] == 1:
+        return row, f"{row['batch']}"
+    mean = mean_decoding(row["batch"], row["input_len"], row["output_len"], tokens_a_step(result))
+    if mean > 0.98 * row["batch"]:
+        return row, f"{row['batch']}"
+    one = result["rows"][0]
+    cache = [r["floor_ms"] - r["floor_all_reduce_ms"] for r in (one, row)]
+    floor = row["floor_ms"] - (cache[1] - cache[0]) / (row["batch"] - one["batch"]) * (row["batch"] - mean)
+    read = row | {"output_throughput": mean / row["median_tpot_ms"] * 1e3, "floor_ms": floor,
+                  "floor_fraction": floor / row["median_tpot_ms"]}
+    return read, f"{row['batch']}, mean {mean:.2g}"
+
+
 def latency(document, names):
     lines = ["| layout | batch | decode tokens/s | ms a token | floor | of floor | prompt tokens/s | source |",
              "|---|---|---|---|---|---|---|---|"]
@@ -36,7 +77,8 @@ def latency(document, names):
         result = json.loads(path.read_text())
         link = f"[results]({path.relative_to(document.parent)})"
         for row in result["rows"]:
-            lines.append(f"| {layout_of(result)} | {row['batch']} | {row['output_throughput']:,.0f} | "
+            row, batch = counted(result, row)
+            lines.append(f"| {layout_of(result)} | {batch} | {row['output_throughput']:,.0f} | "
                          f"{row['median_tpot_ms']:.2f} | {row['floor_ms']:.2f} | {100 * row['floor_fraction']:.0f} % | "
                          f"{row['prefill_tokens_per_second']:,.0f} | {link} |")
             link = ""
@@ -49,9 +91,8 @@ def prompts(document, names):
     for name in names:
         path = RESULTS / f"{name}.json"
         result = json.loads(path.read_text())
-        tokens = re.search(r"--max-num-batched-tokens[ =](\d+)", result["command"])
         for row in result["rows"]:
-            lines.append(f"| {layout_of(result)} | {tokens[1] if tokens else '2048'} | "
+            lines.append(f"| {layout_of(result)} | {tokens_a_step(result)} | "
                          f"{row['batch']} × {row['input_len']} | {row['median_ttft_ms']:.0f} | "
                          f"{row['prefill_floor_ms']:.0f} | {100 * row['prefill_floor_fraction']:.0f} % | "
                          f"{row['prefill_tokens_per_second']:,.0f} | [results]({path.relative_to(document.parent)}) |")

@@ -1,10 +1,11 @@
-// The arithmetic behind `bench comm` and `bench kernels`.
+// The arithmetic behind `bench comm`, `bench kernels` and `bench latency`.
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "launch/byte_size.h"
 #include "launch/collective_cases.h"
+#include "launch/decode_window.h"
 #include "launch/op_cost.h"
 #include "launch/stream_timer.h"
 
@@ -22,6 +23,33 @@ TEST(BusFactor, IsThatOfNcclTests) {
   }
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kBroadcast, 4), 1.0);
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kSendRecv, 2), 1.0);
+}
+
+// Prompts are read one a step; a step takes 10 ns for each sequence that decodes in it, and 100 ns besides.
+// The second sequence begins when the first one has generated two tokens, the third one when it has three.
+TEST(DecodeWindow, IsWhereAllSequencesDecode) {
+  std::vector<std::vector<int64_t>> times(3);
+  const int64_t steps[] = {0, 110, 230, 360, 490, 600, 700};
+  for (size_t i = 0; i < 3; ++i) times[i].assign(steps + i, steps + i + 5);
+  const DecodeWindow window = decode_window(times);
+  EXPECT_EQ(window.steps, 2);  // from 230 to 490, the end of the first one
+  EXPECT_DOUBLE_EQ(window.seconds, 260e-9);
+  EXPECT_DOUBLE_EQ(window.tokens_generated, 2 + 1);
+}
+
+TEST(DecodeWindow, IsEmptyWhereOneEndsBeforeAnotherBegins) {
+  EXPECT_EQ(decode_window({{0, 100, 200}, {200, 300, 400}}).steps, 0);
+  EXPECT_EQ(decode_window({{0, 100, 200}, {300, 400, 500}}).steps, 0);
+  EXPECT_EQ(decode_window({{7}}).steps, 0);
+  EXPECT_EQ(decode_window({}).steps, 0);
+}
+
+TEST(DecodeWindow, HasHalfOfTheStepsAtLeast) {
+  EXPECT_EQ(tokens_for_window(1, 1024, 128, 2048), 128);
+  EXPECT_EQ(tokens_for_window(64, 1024, 128, 2048), 128);   // 34 steps with prompts
+  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048), 133);  // 69 of them
+  EXPECT_EQ(tokens_for_window(256, 1024, 64, 2048), 179);
+  EXPECT_EQ(tokens_for_window(8, 16, 2, 8), 2 + 127);
 }
 
 // An all-reduce is a reduce-scatter and an all-gather.

@@ -64,6 +64,22 @@ class Bench(unittest.TestCase):
             self.assertGreater(row["median_ttft_ms"], 0)
             self.assertNotIn("median_tpot_ms", row)
 
+    def test_latency_is_of_steps_of_the_whole_batch(self):
+        result, _ = self.written(
+            ["bench", "latency", harness.smollm(), "--batch", 4, "--input-len", 32, "--output-len", 8, "--repeats", 1,
+             "--max-num-batched-tokens", 36, *SMALL], "--save-result", np=1)
+        # Each step reads about one prompt: whoever comes first has more than half of its tokens when the last comes.
+        self.assertGreater(result["rows"][0]["context"], 32 + 4)
+        self.assertGreater(result["rows"][0]["median_tpot_ms"], 0)
+
+    def test_latency_of_a_batch_without_room(self):
+        for length, words in ((64, "--max-model-len is 64"), (96, "and there is memory for")):
+            done = harness.run(
+                ["bench", "latency", harness.smollm(), "--tp", 2, "--batch", 8, "--input-len", 48, "--output-len", 32,
+                 "--max-model-len", length, "--kv-cache-memory-bytes", 6 << 20], np=2)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(words, done.stderr)
+
     def test_profile_of_latency(self):
         trace, done = self.written(
             ["bench", "latency", harness.smollm(), "--tp", 2, "--batch", "1,2", "--input-len", 32, "--output-len", 8,
