@@ -14,7 +14,7 @@ namespace llm_dist::kernels {
 // Which kernels multiply rows by a matrix, where a device has both a library's and ours. kEven: of ours the
 // one whose blocks all have the same work, wherever it can be had; kEvenWide: its form that takes more rows
 // of the matrix at a time; kEvenPairs: this with two blocks that bring each other rows; kEvenParts: this with
-// two blocks for the same rows of the matrix.
+// two blocks for the same rows of the matrix, where both get the same work.
 enum class LinearKernels : uint8_t { kFastest, kLibrary, kOwn, kEven, kEvenWide, kEvenPairs, kEvenParts };
 
 // Which kernels attend to prompts, where a device has some of its own beside those that every device takes.

@@ -33,8 +33,11 @@ bool decodes(const LatencyFlags& flags) { return flags.load.output_len > 1; }
 
 int output_len(const LatencyFlags& flags, const engine::EngineOptions& options, int batch) {
   if (!decodes(flags)) return flags.load.output_len;
-  return tokens_for_window(
-      batch, flags.load.input_len, flags.load.output_len, options.max_num_batched_tokens);
+  return tokens_for_window(batch,
+                           flags.load.input_len,
+                           flags.load.output_len,
+                           options.max_num_batched_tokens,
+                           options.enable_chunked_prefill);
 }
 
 int64_t num_tokens(const LatencyFlags& flags, const engine::EngineOptions& options) {
@@ -44,8 +47,9 @@ int64_t num_tokens(const LatencyFlags& flags, const engine::EngineOptions& optio
   return sum;
 }
 
-// All sequences of a batch have to run at the same time.
+// All sequences of a batch have to run at the same time, if they generate more than one token.
 Status check_room(const LatencyFlags& flags, const engine::EngineOptions& options) {
+  if (!decodes(flags)) return ok_status();
   for (int batch : flags.batches) {
     const int64_t tokens = flags.load.input_len + int64_t{output_len(flags, options, batch)};
     if (tokens > options.max_model_len)
@@ -55,7 +59,8 @@ Status check_room(const LatencyFlags& flags, const engine::EngineOptions& option
                  batch,
                  tokens,
                  options.max_model_len));
-    const int64_t blocks = batch * ((tokens + options.block_size - 1) / options.block_size);
+    // Before it lets a sequence begin, the scheduler wants half a block besides for each that runs.
+    const int64_t blocks = batch * ((tokens + options.block_size - 1) / options.block_size) + batch / 2;
     if (blocks > options.num_blocks)
       return invalid_argument(
           format("a batch of {} needs a KV cache of {} tokens, and there is memory for {}: fewer sequences "
@@ -185,7 +190,8 @@ BenchCommand add_bench_latency(CLI::App& bench) {
   auto flags = std::make_shared<LatencyFlags>();
   CLI::App* app = bench.add_subcommand("latency", "Time to first token and per token of fixed batches");
   add_load_flags(*app, flags->load);
-  app->add_option("--batch", flags->batches, "Batch sizes, for example 1,8,32")
+  app->add_option(
+         "--batch", flags->batches, "Batch sizes, for example 1,8,32; --max-num-seqs rises to the largest")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   app->add_option("--repeats", flags->repeats, "Runs a batch; the median counts")

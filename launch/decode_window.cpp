@@ -1,36 +1,52 @@
 #include "launch/decode_window.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstddef>
 
 namespace llm_dist::launch {
 
+namespace {
+
+// Half of the median time between two tokens: what is nearer belongs to the same step.
+int64_t half_of_a_step(const std::vector<int64_t>& times) {
+  if (times.size() < 2) return 0;
+  std::vector<int64_t> gaps;
+  for (size_t i = 1; i < times.size(); ++i) gaps.push_back(times[i] - times[i - 1]);
+  auto middle = gaps.begin() + static_cast<std::ptrdiff_t>(gaps.size() / 2);
+  std::nth_element(gaps.begin(), middle, gaps.end());
+  return *middle / 2;
+}
+
+}  // namespace
+
 DecodeWindow decode_window(const std::vector<std::vector<int64_t>>& token_times_ns) {
-  const std::vector<int64_t>* last = nullptr;  // to begin
-  int64_t first_end = std::numeric_limits<int64_t>::max();
-  for (const std::vector<int64_t>& times : token_times_ns) {
-    if (last == nullptr || times.front() > last->front()) last = &times;
-    first_end = std::min(first_end, times.back());
-  }
   DecodeWindow window;
-  if (last == nullptr) return window;
-  const int64_t begin = last->front();
-  auto count_until = [](const std::vector<int64_t>& times, int64_t when) {
-    return std::upper_bound(times.begin(), times.end(), when) - times.begin();
-  };
-  window.steps = std::max(0, static_cast<int>(count_until(*last, first_end)) - 1);
-  window.seconds = static_cast<double>((*last)[static_cast<size_t>(window.steps)] - begin) * 1e-9;
+  if (token_times_ns.empty()) return window;
+  const std::vector<int64_t>& last = *std::max_element(  // to begin
+      token_times_ns.begin(),
+      token_times_ns.end(),
+      [](const auto& a, const auto& b) { return a.front() < b.front(); });
+  const int64_t begun = last.front() + half_of_a_step(last);
+  auto steps = static_cast<std::ptrdiff_t>(last.size()) - 1;
   double before = 0;
-  for (const std::vector<int64_t>& times : token_times_ns)
-    before += static_cast<double>(count_until(times, begin));
+  for (const std::vector<int64_t>& times : token_times_ns) {
+    const auto first_behind = std::upper_bound(times.begin(), times.end(), begun);
+    steps = std::min(steps, times.end() - first_behind);
+    before += static_cast<double>(first_behind - times.begin());
+  }
+  window.steps = static_cast<int>(steps);
+  window.seconds = static_cast<double>(last[static_cast<size_t>(steps)] - last.front()) * 1e-9;
   window.tokens_generated = before / static_cast<double>(token_times_ns.size()) + 0.5 * window.steps;
   return window;
 }
 
-int tokens_for_window(int batch, int input_len, int output_len, int64_t max_num_batched_tokens) {
+int tokens_for_window(
+    int batch, int input_len, int output_len, int64_t max_num_batched_tokens, bool chunked) {
   // Most of the batch decodes already while the last prompts are read.
   const int64_t prompt_tokens = std::max<int64_t>(1, max_num_batched_tokens - batch);
-  const int64_t prompt_steps = (int64_t{batch} * input_len + prompt_tokens - 1) / prompt_tokens;
+  auto steps_of = [](int64_t work, int64_t of_a_step) { return (work + of_a_step - 1) / of_a_step; };
+  const int64_t prompt_steps = chunked ? steps_of(int64_t{batch} * input_len, prompt_tokens)
+                                       : steps_of(batch, std::max<int64_t>(1, prompt_tokens / input_len));
   return output_len + static_cast<int>(std::max<int64_t>(0, prompt_steps - output_len / 2));
 }
 

@@ -156,9 +156,12 @@ Status RankProcess::prepare(const EngineFlags& flags, bool sees_ops) {
         format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those, or in fp8",
                flags.memory.kv_cache_dtype,
                options.dtype));
-  // A replay would hide its ops. They are those of replays all the same.
+  // A replay would hide its ops. Where kernels are tried out for replays, these have the same.
   graphs_dropped_ = sees_ops && !resolved_.engine.graph_sizes.empty();
-  if (graphs_dropped_) resolved_.engine.tuned_sizes = std::exchange(resolved_.engine.graph_sizes, {});
+  if (graphs_dropped_) {
+    std::vector<int64_t> sizes = std::exchange(resolved_.engine.graph_sizes, {});
+    if (resources_.prefers_graphs) resolved_.engine.tuned_sizes = std::move(sizes);
+  }
   return fit_memory(flags, *checkpoint_, *device_.ops, resources_, rank(), resolved_.engine);
 }
 

@@ -33,16 +33,21 @@ def tokens_a_step(result):
     return int(flag[1]) if flag else 2048
 
 
-def mean_decoding(batch, input_len, output_len, budget):
-    """Sequences that decode in a step, the mean from the last first token of a batch to its last end."""
+def mean_decoding(batch, input_len, output_len, budget, stages):
+    """Sequences that are left, the mean of steps from the last first token of a batch to its last end. With pipeline
+    stages each step has a part of them, those first that have waited longest."""
     prompt, generated, counts = [input_len] * batch, [0] * batch, []
+    last_step = [0] * batch
+    step = 0
     while min(generated) < output_len:
         room = budget
-        decoding = [i for i in range(batch) if 0 < generated[i] < output_len]
+        step += 1
+        decoding = sorted((i for i in range(batch) if 0 < generated[i] < output_len), key=lambda i: last_step[i])
         if min(generated) > 0:
             counts.append(len(decoding))
-        for i in decoding:
+        for i in decoding[:-(-len(decoding) // stages)]:
             generated[i] += 1
+            last_step[i] = step
             room -= 1
         for i in range(batch):
             read = min(prompt[i], room)
@@ -50,6 +55,7 @@ def mean_decoding(batch, input_len, output_len, budget):
             room -= read
             if read and not prompt[i]:
                 generated[i] = 1
+                last_step[i] = step
     return sum(counts) / len(counts)
 
 
@@ -58,15 +64,16 @@ def counted(result, row):
     are those until the last sequence's end, when fewer are left."""
     if "context" in row or row["output_len"] == 1:
         return row, f"{row['batch']}"
-    mean = mean_decoding(row["batch"], row["input_len"], row["output_len"], tokens_a_step(result))
-    if mean > 0.98 * row["batch"]:
-        return row, f"{row['batch']}"
+    mean = mean_decoding(row["batch"], row["input_len"], row["output_len"], tokens_a_step(result),
+                         result["pp"])
     one = result["rows"][0]
+    if mean > 0.98 * row["batch"] or one["batch"] == row["batch"]:
+        return row, f"{row['batch']}"
     cache = [r["floor_ms"] - r["floor_all_reduce_ms"] for r in (one, row)]
     floor = row["floor_ms"] - (cache[1] - cache[0]) / (row["batch"] - one["batch"]) * (row["batch"] - mean)
     read = row | {"output_throughput": mean / row["median_tpot_ms"] * 1e3, "floor_ms": floor,
                   "floor_fraction": floor / row["median_tpot_ms"]}
-    return read, f"{row['batch']}, mean {mean:.2g}"
+    return read, f"{row['batch']}, mean {mean:.{1 if mean < 10 else 0}f}"
 
 
 def latency(document, names):

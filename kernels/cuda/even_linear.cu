@@ -1,15 +1,19 @@
 // Stream-K (Osama et al. 2023): the steps of all strips of W, one strip behind the other, are cut into ranges
 // of the same length, one a block, and there are no more blocks than run at the same time. So none has less
 // to read than another, and the copies of the next strip are on their way while the sums of one become y.
+// Strips may be wide: however few they are, no block is without work.
 //
 // Where a range begins or ends within a strip, blocks share it. The one with its first columns, which comes
 // to it last of all, adds what the others have left in memory, in the order of the columns, and writes y. The
-// others came to it first of all: mostly the sums are there when they are asked for.
+// others came to it first of all: mostly the sums are there when they are asked for. Those of a single other
+// block are asked for before the strip's last stages are multiplied, which come meanwhile.
 //
 // A block waits for blocks of lower numbers alone. Those are started before it, so that it would see the end
 // of them even where other kernels keep some processors to themselves.
 //
-// Strips may be wide: however few they are, no block is without work.
+// Of many rows of x less is passed on where a strip has a block to itself, or two. And two blocks, a pair,
+// may be at the same columns of neighbouring strips and bring each other half of x: what holds for a block
+// above then holds for a pair.
 #include <algorithm>
 
 #include "kernels/cuda/device/second_level.cuh"
@@ -167,7 +171,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     add_products(T(), last_stages, stages, cursor, sums);
     output.store([](int) { return true; }, [&](int group) { return sums_of_group(sums, group); });
   }
-  if constexpr (S::kSharing > 1) meet_cluster();  // others say here that stages are empty, and bring x
+  if constexpr (S::kSharing > 1) {
+    __syncwarp();
+    meet_cluster();  // the other block says here that stages are empty, and brings x
+  }
 #endif
 }
 
@@ -196,8 +203,8 @@ bool takes_even_strips(const HopperDevice& device, const MatmulShape& shape, Eve
   bool takes = false;
   (void)with_stages_of_strips(shape, strips, [&](auto, auto stages) {
     using S = decltype(stages);
-    takes =
-        strips.parts <= steps_of<S>(shape) && strip_count<S>(shape) * strips.parts <= most_ranges<S>(device);
+    takes = (strips.parts == 0 || steps_of<S>(shape) % strips.parts == 0) &&
+            strip_count<S>(shape) * strips.parts <= most_ranges<S>(device);
     return cudaSuccess;
   });
   return takes;

@@ -1,4 +1,4 @@
-// y = x · Wᵀ (+ bias), gated or not, for up to 64 rows of x (32 where W is in 8-bit floats), at the speed at
+// y = x · Wᵀ (+ bias), gated or not, for up to 128 rows of x (32 where W is in 8-bit floats), at the speed at
 // which W is read. Needs compute capability 9.0.
 #pragma once
 
@@ -22,9 +22,9 @@ class StreamedLinear {
   static constexpr int64_t kMostSentRows = 32;
 
   // In the place of a number of parts: all columns of all strips cut into ranges of the same length
-  // (even_linear.cu); kEvenWide: of strips of 128 rows of W, so that x comes from L2 half as often, or for
-  // more than 64 rows of x a quarter as often; kEvenPairs: of those, for so many rows alone, with two blocks
-  // that bring each other x. Beside the latter two even_parts(n): n ranges of each strip.
+  // (even_linear.cu); kEvenWide: of strips of 128 rows of W, so that x comes from L2 half as often, the only
+  // ones for more than 64 rows of x; kEvenPairs: for so many rows alone, with two blocks that bring each
+  // other x. Beside the latter two even_parts(n): n ranges of each strip, whose steps they divide.
   static constexpr int kEven = 1 << 16;
   static constexpr int kEvenWide = kEven | 1 << 17;
   static constexpr int kEvenPairs = kEvenWide | 1 << 18;

@@ -34,7 +34,20 @@ TEST(DecodeWindow, IsWhereAllSequencesDecode) {
   const DecodeWindow window = decode_window(times);
   EXPECT_EQ(window.steps, 2);  // from 230 to 490, the end of the first one
   EXPECT_DOUBLE_EQ(window.seconds, 260e-9);
-  EXPECT_DOUBLE_EQ(window.tokens_generated, 2 + 1);
+  EXPECT_DOUBLE_EQ(window.tokens_generated, (3 + 2 + 1) / 3.0 + 1);
+}
+
+// A step's tokens are handed out one after the other.
+TEST(DecodeWindow, CountsWholeSteps) {
+  for (int64_t other : {-3, 3}) {
+    const DecodeWindow window =
+        decode_window({{1000, 2000, 3000}, {1000 + other, 2000 + other, 3000 + other}});
+    EXPECT_EQ(window.steps, 2) << other;
+    EXPECT_DOUBLE_EQ(window.seconds, 2000e-9) << other;
+    EXPECT_DOUBLE_EQ(window.tokens_generated, 2) << other;
+  }
+  EXPECT_EQ(decode_window({{0, 1000}, {1, 1001}}).steps, 1);
+  EXPECT_EQ(decode_window({{1, 1001}, {0, 1000}}).steps, 1);
 }
 
 TEST(DecodeWindow, IsEmptyWhereOneEndsBeforeAnotherBegins) {
@@ -45,11 +58,13 @@ TEST(DecodeWindow, IsEmptyWhereOneEndsBeforeAnotherBegins) {
 }
 
 TEST(DecodeWindow, HasHalfOfTheStepsAtLeast) {
-  EXPECT_EQ(tokens_for_window(1, 1024, 128, 2048), 128);
-  EXPECT_EQ(tokens_for_window(64, 1024, 128, 2048), 128);   // 34 steps with prompts
-  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048), 133);  // 69 of them
-  EXPECT_EQ(tokens_for_window(256, 1024, 64, 2048), 179);
-  EXPECT_EQ(tokens_for_window(8, 16, 2, 8), 2 + 127);
+  EXPECT_EQ(tokens_for_window(1, 1024, 128, 2048, true), 128);
+  EXPECT_EQ(tokens_for_window(64, 1024, 128, 2048, true), 128);   // 34 steps with prompts
+  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, true), 133);  // 69 of them
+  EXPECT_EQ(tokens_for_window(256, 1024, 64, 2048, true), 179);
+  EXPECT_EQ(tokens_for_window(8, 16, 2, 8, true), 2 + 127);
+  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, false), 192);  // a prompt a step
+  EXPECT_EQ(tokens_for_window(4, 4096, 128, 2048, false), 128);
 }
 
 // An all-reduce is a reduce-scatter and an all-gather.
