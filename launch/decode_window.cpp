@@ -47,7 +47,9 @@ int tokens_for_window(
   auto steps_of = [](int64_t work, int64_t of_a_step) { return (work + of_a_step - 1) / of_a_step; };
   const int64_t prompt_steps = chunked ? steps_of(int64_t{batch} * input_len, prompt_tokens)
                                        : steps_of(batch, std::max<int64_t>(1, prompt_tokens / input_len));
-  return output_len + static_cast<int>(std::max<int64_t>(0, prompt_steps - output_len / 2));
+  // The first steps begin before all of the batch has been submitted.
+  constexpr int64_t kStepsAhead = 2;
+  return output_len + static_cast<int>(std::max<int64_t>(0, kStepsAhead + prompt_steps - output_len / 2));
 }
 
 }  // namespace llm_dist::launch

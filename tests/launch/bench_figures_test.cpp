@@ -59,11 +59,12 @@ TEST(DecodeWindow, IsEmptyWhereOneEndsBeforeAnotherBegins) {
 
 TEST(DecodeWindow, HasHalfOfTheStepsAtLeast) {
   EXPECT_EQ(tokens_for_window(1, 1024, 128, 2048, true), 128);
+  EXPECT_EQ(tokens_for_window(8, 128, 2, 2048, true), 2 + 2);
   EXPECT_EQ(tokens_for_window(64, 1024, 128, 2048, true), 128);   // 34 steps with prompts
-  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, true), 133);  // 69 of them
-  EXPECT_EQ(tokens_for_window(256, 1024, 64, 2048, true), 179);
-  EXPECT_EQ(tokens_for_window(8, 16, 2, 8, true), 2 + 127);
-  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, false), 192);  // a prompt a step
+  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, true), 135);  // 69 of them
+  EXPECT_EQ(tokens_for_window(256, 1024, 64, 2048, true), 181);
+  EXPECT_EQ(tokens_for_window(8, 16, 2, 8, true), 2 + 129);
+  EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, false), 194);  // a prompt a step
   EXPECT_EQ(tokens_for_window(4, 4096, 128, 2048, false), 128);
 }
 
