@@ -42,6 +42,7 @@ DecodeWindow decode_window(const std::vector<std::vector<int64_t>>& token_times_
 
 int tokens_for_window(
     int batch, int input_len, int output_len, int64_t max_num_batched_tokens, bool chunked) {
+  if (batch == 1) return output_len;
   // Most of the batch decodes already while the last prompts are read.
   const int64_t prompt_tokens = std::max<int64_t>(1, max_num_batched_tokens - batch);
   auto steps_of = [](int64_t work, int64_t of_a_step) { return (work + of_a_step - 1) / of_a_step; };

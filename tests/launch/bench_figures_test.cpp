@@ -59,6 +59,7 @@ TEST(DecodeWindow, IsEmptyWhereOneEndsBeforeAnotherBegins) {
 
 TEST(DecodeWindow, HasHalfOfTheStepsAtLeast) {
   EXPECT_EQ(tokens_for_window(1, 1024, 128, 2048, true), 128);
+  EXPECT_EQ(tokens_for_window(1, 32768, 4, 2048, true), 4);
   EXPECT_EQ(tokens_for_window(8, 128, 2, 2048, true), 2 + 2);
   EXPECT_EQ(tokens_for_window(64, 1024, 128, 2048, true), 128);   // 34 steps with prompts
   EXPECT_EQ(tokens_for_window(128, 1024, 128, 2048, true), 135);  // 69 of them
