@@ -46,6 +46,12 @@ void add_result_flag(CLI::App& app, std::string& result_file) {
   app.add_option("--save-result", result_file, "Write the figures as JSON to this file");
 }
 
+void make_room_for_batches(SchedulerFlags& scheduler, const std::vector<int>& batches) {
+  const int64_t largest = *std::max_element(batches.begin(), batches.end());
+  scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, largest);
+  scheduler.max_num_batched_tokens = std::max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs);
+}
+
 void add_load_flags(CLI::App& app, LoadFlags& flags) {
   add_engine_flags(app, flags.engine);
   flags.engine.log_level = "warning";

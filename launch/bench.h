@@ -29,6 +29,8 @@ struct LoadFlags {
 };
 void add_load_flags(CLI::App& app, LoadFlags& flags);
 void add_result_flag(CLI::App& app, std::string& result_file);
+// Lets a step have all sequences of the largest batch.
+void make_room_for_batches(SchedulerFlags& scheduler, const std::vector<int>& batches);
 
 // Model, layout, device and command line, as every result names them: a JSON object.
 std::string run_environment(RankProcess& process);

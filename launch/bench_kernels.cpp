@@ -139,11 +139,9 @@ Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorde
 EngineFlags fitted(const KernelFlags& flags) {
   EngineFlags engine = flags.engine;
   SchedulerFlags& scheduler = engine.scheduler;
-  int64_t batch = *std::max_element(flags.batches.begin(), flags.batches.end());
   int64_t tokens = *std::max_element(flags.input_lens.begin(), flags.input_lens.end());
-  scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, batch);
-  scheduler.max_num_batched_tokens =
-      std::max({scheduler.max_num_batched_tokens, scheduler.max_num_seqs, tokens});
+  make_room_for_batches(scheduler, flags.batches);
+  scheduler.max_num_batched_tokens = std::max(scheduler.max_num_batched_tokens, tokens);
   scheduler.async_scheduling = false;
   scheduler.cuda_graph_sizes.assign(flags.batches.begin(), flags.batches.end());
   return engine;

@@ -163,18 +163,9 @@ Status measure(const LatencyFlags& flags, RankProcess& process) {
   return process.leads() ? latency(flags, process, ceilings) : process.follow();
 }
 
-// All sequences of a batch in one step.
-EngineFlags fitted(const LatencyFlags& flags) {
-  EngineFlags engine = flags.load.engine;
-  SchedulerFlags& scheduler = engine.scheduler;
-  const int64_t batch = *std::max_element(flags.batches.begin(), flags.batches.end());
-  scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, batch);
-  scheduler.max_num_batched_tokens = std::max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs);
-  return engine;
-}
-
 int run(const LatencyFlags& flags) {
-  const EngineFlags engine = fitted(flags);
+  EngineFlags engine = flags.load.engine;
+  make_room_for_batches(engine.scheduler, flags.batches);
   auto joined = RankProcess::join(engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
@@ -198,6 +189,9 @@ BenchCommand add_bench_latency(CLI::App& bench) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app->footer(
+      "Time per token is that of steps in which the whole batch takes part. Where its prompts take many\n"
+      "of them, sequences generate more than --output-len tokens: the first do while the last prompts are "
+      "read.\n"
       "Examples:\n"
       "  llm-dist bench latency model.gguf --threads 2 --batch 1,8 --input-len 128 --output-len 128\n"
       "  mpirun -np 2 llm-dist bench latency model.gguf --tp 2 --batch 1 --profile profile.json");

@@ -34,20 +34,9 @@ constexpr int64_t kPromptRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
-// Which division of ours is wanted wherever it can be had, or 0.
-int wanted_division(LinearKernels kernels) {
-  switch (kernels) {
-    case LinearKernels::kEven: return StreamedLinear::kEven;
-    case LinearKernels::kEvenWide: return StreamedLinear::kEvenWide;
-    case LinearKernels::kEvenPairs: return StreamedLinear::kEvenPairs;
-    case LinearKernels::kEvenParts: return StreamedLinear::kEvenWide | StreamedLinear::even_parts(2);
-    default: return 0;
-  }
-}
-
 // Where ours are not compared with the library's.
 bool are_ours(LinearKernels kernels) {
-  return kernels == LinearKernels::kOwn || wanted_division(kernels) != 0;
+  return kernels == LinearKernels::kOwn || StreamedLinear::wanted_division(kernels) != 0;
 }
 
 // Whatever a choice of kernel depends on besides the shape.
@@ -58,7 +47,7 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
-  const int wanted = wanted_division(kernels);
+  const int wanted = StreamedLinear::wanted_division(kernels);
   return format(
       "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}{}",
       device.name,
@@ -257,7 +246,7 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
 
 // Likely best first.
 std::vector<int> Matmul::streamed_divisions(const MatmulShape& shape) const {
-  const int wanted = wanted_division(kernels_);
+  const int wanted = StreamedLinear::wanted_division(kernels_);
   if (wanted != 0 && streamed_.divides(shape, wanted)) return {wanted};
   return streamed_.divisions(shape);
 }

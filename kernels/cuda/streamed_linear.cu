@@ -179,6 +179,16 @@ EvenStrips even_strips(int division) {
 
 }  // namespace
 
+int StreamedLinear::wanted_division(LinearKernels kernels) {
+  switch (kernels) {
+    case LinearKernels::kEven: return kEven;
+    case LinearKernels::kEvenWide: return kEvenWide;
+    case LinearKernels::kEvenPairs: return kEvenPairs;
+    case LinearKernels::kEvenParts: return kEvenWide | even_parts(2);
+    default: return 0;
+  }
+}
+
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    const MatmulOperands& operands,
                                    int parts,

@@ -9,6 +9,7 @@
 #include "kernels/cuda/even_linear.h"
 #include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
+#include "kernels/op_state.h"
 
 namespace llm_dist::kernels {
 
@@ -29,6 +30,8 @@ class StreamedLinear {
   static constexpr int kEvenWide = kEven | 1 << 17;
   static constexpr int kEvenPairs = kEvenWide | 1 << 18;
   static constexpr int even_parts(int parts) { return parts << 20; }
+  // The one of these that is wanted wherever it can be had, or 0.
+  static int wanted_division(LinearKernels kernels);
 
   explicit StreamedLinear(const HopperDevice& device) : device_(device) {}
 

@@ -133,7 +133,7 @@ std::vector<NormCall> norm_calls(int count, unsigned seed, int64_t most_rows) {
 
 class P2pNorm : public OverWays {
  protected:
-  static constexpr int kMostSharingNorms = 4;
+  static constexpr int kMostSharingNorms = 4;  // their blocks are few
   // Of the longest rows, for all ranks' but one's to have room on a GPU that they share.
   int64_t most_rows() const {
     if (!ranks_share_gpu() || num_ranks() == 2) return 128;

@@ -1,4 +1,4 @@
-"""`bench comm`, `bench kernels`, `bench load` and --profile: what they write under mpirun, and that it adds up."""
+"""`bench latency`, `comm`, `kernels`, `load` and --profile: what they write under mpirun, and that it adds up."""
 import json
 import pathlib
 import tempfile
