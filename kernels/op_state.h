@@ -11,11 +11,22 @@
 
 namespace llm_dist::kernels {
 
-// Which kernels multiply rows by a matrix, where a device has both a library's and ours. kEven: of ours the
-// one whose blocks all have the same work, wherever it can be had; kEvenWide: its form that takes more rows
-// of the matrix at a time; kEvenPairs: this with two blocks that bring each other rows; kEvenParts: this with
-// two blocks for the same rows of the matrix, where both get the same work.
-enum class LinearKernels : uint8_t { kFastest, kLibrary, kOwn, kEven, kEvenWide, kEvenPairs, kEvenParts };
+// Which kernels multiply rows by a matrix, where a device has both a library's and ours. From kEven on: ours,
+// and of those one way to divide the work between blocks, wherever it can be had. kEven: all blocks have the
+// same work; kEvenWide: with more rows of the matrix at a time; kEvenPairs: besides, two blocks bring each
+// other rows; kWholePairs: such pairs have rows of the matrix to themselves; kThreeParts: three blocks share
+// rows of the matrix; kPairsOfParts: two do, and bring rows to the two beside them.
+enum class LinearKernels : uint8_t {
+  kFastest,
+  kLibrary,
+  kOwn,
+  kEven,
+  kEvenWide,
+  kEvenPairs,
+  kWholePairs,
+  kThreeParts,
+  kPairsOfParts,
+};
 
 // Which kernels attend to prompts, where a device has some of its own beside those that every device takes.
 enum class AttentionKernels : uint8_t { kFastest, kPortable };

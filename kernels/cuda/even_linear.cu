@@ -11,16 +11,15 @@
 // A block waits for blocks of lower numbers alone. Those are started before it, so that it would see the end
 // of them even where other kernels keep some processors to themselves.
 //
-// Of many rows of x less is passed on where a strip has a block to itself, or two. And two blocks, a pair,
-// may be at the same columns of neighbouring strips and bring each other half of x: what holds for a block
-// above then holds for a pair.
+// Nothing is passed on where ranges are whole strips. And two blocks, a pair, may be at the same columns of
+// neighbouring strips and bring each other half of x: what holds for a block above then holds for a pair.
 #include <algorithm>
 
 #include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/streamed_launch.cuh"
-#include "kernels/cuda/device/streamed_output.cuh"
 #include "kernels/cuda/device/streamed_products.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"
+#include "kernels/cuda/device/tiled_output.cuh"
 #include "kernels/cuda/even_linear.h"
 
 namespace llm_dist::kernels {
@@ -141,14 +140,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
     __syncwarp();
     wait_for_previous();
-    if constexpr (S::kSharing > 1) meet_cluster();
+    if constexpr (S::kSharing > 1) await_readers();
     return;
   }
   wait_for_previous();
   if (terms.size > 0) let_next_start();
   if constexpr (S::kSharing > 1) await_cluster();
+  using Output = OutputOf<T, S>;
   const Exchange<S> exchange{memory, warp};
-  Cursor<S::kCount> cursor;
+  Reading<S> reading(end - at);
   while (at < end) {
     const int strip = at / args.steps;
     const int strip_end = (strip + 1) * args.steps;
@@ -159,30 +159,39 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     const int others_end = has_first && strip_end > end ? ranges.next_from(range, strip_end) : range + 1;
     const bool is_left_before = others_end == range + 2 && strip_end - end + S::kCount <= ranges.length;
     const int last_stages = is_left_before ? min(count, S::kCount) : 0;
-    const StripOutput<T, S> output(args, scales, bias, y, terms, S::strip_of(strip) * S::kStripRows);
+    const Output output(args, scales, bias, y, terms, stages, S::strip_of(strip) * S::kStripRows);
     float sums[S::kTokens / 2] = {};
-    add_products(T(), count - last_stages, stages, cursor, sums);
+    add_products(T(), count - last_stages, stages, reading, sums);
     at += count;
     if (!has_first) {
       exchange.leave(range, sums);
       continue;
     }
     exchange.add_others(range + 1, others_end, sums);
-    add_products(T(), last_stages, stages, cursor, sums);
-    output.store([](int) { return true; }, [&](int group) { return sums_of_group(sums, group); });
+    add_products(T(), last_stages, stages, reading, sums);
+    output.store([&](auto&& put) {
+#pragma unroll
+      for (int group = 0; group < S::kTokens / 8; group += Output::kAtOnce) {
+        if (8 * group >= args.rows) break;
+        float4 some[Output::kAtOnce];
+#pragma unroll
+        for (int i = 0; i < Output::kAtOnce; ++i) some[i] = sums_of_group(sums, group + i);
+        put(group, 1, some);
+      }
+    });
   }
   if constexpr (S::kSharing > 1) {
     __syncwarp();
-    meet_cluster();  // the other block says here that stages are empty, and brings x
+    await_readers();
   }
 #endif
 }
 
-// with_stages_of_strips(shape, strips, run): calls run(T(), Stages()).
+// with_stages_of_division(shape, division, run): calls run(T(), Stages()).
 template <typename Run>
-cudaError_t with_stages_of_strips(const MatmulShape& shape, EvenStrips strips, Run&& run) {
-  if (strips.pairs) return with_stages<2, 2>(shape, run);
-  return strips.wide ? with_stages<2>(shape, run) : with_stages<1>(shape, run);
+cudaError_t with_stages_of_division(const MatmulShape& shape, const StreamedDivision& division, Run&& run) {
+  if (division.pairs) return with_stages<2, 2>(shape, run);
+  return division.wide ? with_stages<2>(shape, run) : with_stages<1>(shape, run);
 }
 
 // Strips side by side, or pairs of them.
@@ -190,46 +199,48 @@ template <typename S>
 int64_t strip_count(const MatmulShape& shape) {
   return ceil_div(strips_of<S>(shape), S::kSharing);
 }
-// Blocks that run at the same time, or pairs of them.
+// Ranges: as many as blocks that run at the same time, or pairs of them; 0 where strips cannot be dealt out
+// to those as they are to be.
 template <typename S>
-int64_t most_ranges(const HopperDevice& device) {
-  return device.processors * S::kBlocks / S::kSharing;
+int64_t range_count(const HopperDevice& device, const MatmulShape& shape, StreamedDivision::Form form) {
+  const int64_t most = device.processors * S::kBlocks / S::kSharing;
+  const int64_t strips = strip_count<S>(shape);
+  if (form == StreamedDivision::Form::kEven) return std::min(most, strips * steps_of<S>(shape));
+  const int64_t strips_of_range = ceil_div(strips, most);
+  return strips % strips_of_range == 0 ? strips / strips_of_range : 0;
 }
 
 }  // namespace
 
-bool takes_even_strips(const HopperDevice& device, const MatmulShape& shape, EvenStrips strips) {
+bool takes_even_strips(const HopperDevice& device,
+                       const MatmulShape& shape,
+                       const StreamedDivision& division) {
   if (device.processors > StreamMemory::kMostProcessors) return false;
-  bool takes = false;
-  (void)with_stages_of_strips(shape, strips, [&](auto, auto stages) {
-    using S = decltype(stages);
-    takes = (strips.parts == 0 || steps_of<S>(shape) % strips.parts == 0) &&
-            strip_count<S>(shape) * strips.parts <= most_ranges<S>(device);
+  int64_t ranges = 0;
+  (void)with_stages_of_division(shape, division, [&](auto, auto stages) {
+    ranges = range_count<decltype(stages)>(device, shape, division.form);
     return cudaSuccess;
   });
-  return takes;
+  return ranges > 0;
 }
 
 cudaError_t launch_even_linear(const HopperDevice& device,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
-                               EvenStrips strips,
+                               const StreamedDivision& division,
                                const StreamMemory& memory,
                                cudaStream_t stream) {
   const StreamCall call{device.encoder, shape, operands, memory, stream};
-  return with_stages_of_strips(shape, strips, [&](auto type, auto stages) {
+  return with_stages_of_division(shape, division, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    const int64_t count = strip_count<S>(shape);
-    const int64_t ranges = strips.parts > 0
-                               ? count * strips.parts
-                               : std::min<int64_t>(most_ranges<S>(device), count * steps_of<S>(shape));
+    const int64_t ranges = range_count<S>(device, shape, division.form);
     return launch_streamed<T>(even_linear<T, S>,
                               stages,
                               call,
                               ranges * S::kSharing,
                               S::kSharing > 1 ? S::kSharing : 0,
-                              static_cast<int>(count),
+                              static_cast<int>(strip_count<S>(shape)),
                               memory);
   });
 }

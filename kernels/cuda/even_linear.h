@@ -8,22 +8,19 @@
 #include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
 #include "kernels/cuda/stream_memory.h"
+#include "kernels/cuda/streamed_division.h"
 
 namespace llm_dist::kernels {
 
-struct EvenStrips {
-  bool wide = false;   // of 128 rows of W, not 64; always for more than 64 rows of x
-  bool pairs = false;  // for more than 64 rows of x alone: two blocks at the same columns of neighbouring
-                       // strips bring each other half of x
-  int parts = 0;       // ranges of a strip; 0: of all strips as many as there are places for blocks
-};
-
-bool takes_even_strips(const HopperDevice& device, const MatmulShape& shape, EvenStrips strips);
-// Of what StreamedLinear takes, by strips that it takes.
+// Of what StreamedLinear takes; of `division` any form but kParts. `takes`: whether strips can be dealt out
+// so.
+bool takes_even_strips(const HopperDevice& device,
+                       const MatmulShape& shape,
+                       const StreamedDivision& division);
 cudaError_t launch_even_linear(const HopperDevice& device,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
-                               EvenStrips strips,
+                               const StreamedDivision& division,
                                const StreamMemory& memory,
                                cudaStream_t stream);
 

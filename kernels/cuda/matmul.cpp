@@ -21,22 +21,16 @@ static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 
 // In the place of a library's algorithm: ours, then which of its divisions. The library's first word is a
 // small number.
-constexpr uint64_t kStreamed = 0x73747265616d6564;
-// One row of x after the other, whatever the shape.
-constexpr int kByRows = -1;
-// The gate applied where the sums are.
-constexpr int kGated = -2;
-// Ours for prompts, without a gate.
-constexpr int kPlain = -3;
-// These from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of power, where
-// prompts are: a single call on a cool GPU says otherwise (docs/kernels.md).
+constexpr uint64_t kStreamedTag = 0x73747265616d6564;
+// Ours for prompts from so many rows of x on. Which kernel is the faster one shows at the GPU's limit of
+// power, where prompts are: a single call on a cool GPU says otherwise (docs/kernels.md).
 constexpr int64_t kPromptRows = 1024;
 // Up to so many rows of x the first guess is ours: beyond, the library's kernels come close or are faster.
 constexpr int64_t kStreamedRows = 32;
 
 // Where ours are not compared with the library's.
 bool are_ours(LinearKernels kernels) {
-  return kernels == LinearKernels::kOwn || StreamedLinear::wanted_division(kernels) != 0;
+  return kernels == LinearKernels::kOwn || StreamedLinear::wanted_division(kernels).has_value();
 }
 
 // Whatever a choice of kernel depends on besides the shape.
@@ -47,7 +41,7 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaGetDevice(&index), "cudaGetDevice"));
   RETURN_IF_ERROR(device::cuda_status(cudaGetDeviceProperties(&device, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
-  const int wanted = StreamedLinear::wanted_division(kernels);
+  const auto wanted = StreamedLinear::wanted_division(kernels);
   return format(
       "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}{}",
       device.name,
@@ -57,7 +51,7 @@ Result<std::string> environment(LinearKernels kernels) {
       driver,
       cublasLtGetVersion(),
       kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion),
-      wanted == 0 ? "" : format(", division {}", wanted));
+      wanted ? format(", division {}", wanted->code()) : "");
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -187,8 +181,7 @@ Result<std::vector<Matmul::Candidate>> Matmul::Plan::library_candidates(cublasLt
       status, format("a kernel for {}×{}×{} {} to {}", shape.m, shape.n, shape.k, shape.in, shape.out)));
   std::vector<Candidate> candidates;
   candidates.reserve(static_cast<size_t>(found));
-  for (int i = 0; i < found; ++i)
-    candidates.push_back({.parts = 0, .library = offered[static_cast<size_t>(i)].algo});
+  for (int i = 0; i < found; ++i) candidates.push_back({.library = offered[static_cast<size_t>(i)].algo});
   return candidates;
 }
 
@@ -244,11 +237,20 @@ bool Matmul::takes_streamed(const MatmulShape& shape) const {
   return kernels_ != LinearKernels::kLibrary && has_room && streamed_.takes(shape);
 }
 
-// Likely best first.
-std::vector<int> Matmul::streamed_divisions(const MatmulShape& shape) const {
-  const int wanted = StreamedLinear::wanted_division(kernels_);
-  if (wanted != 0 && streamed_.divides(shape, wanted)) return {wanted};
-  return streamed_.divisions(shape);
+// Likely best first; none where ours do not take the shape.
+std::vector<Matmul::Candidate> Matmul::streamed_candidates(const MatmulShape& shape) const {
+  std::vector<Candidate> found;
+  if (!takes_streamed(shape)) return found;
+  auto add = [&found](const StreamedDivision& division) {
+    found.push_back({.kernel = Candidate::Kernel::kStreamed, .division = division});
+  };
+  const auto wanted = StreamedLinear::wanted_division(kernels_);
+  if (wanted && streamed_.divides(shape, *wanted)) {
+    add(*wanted);
+  } else {
+    for (const StreamedDivision& division : streamed_.divisions(shape)) add(division);
+  }
+  return found;
 }
 
 bool Matmul::prefers_gated(const MatmulShape& shape) const {
@@ -286,24 +288,28 @@ Status Matmul::issue(const Plan& plan,
                      const Candidate& candidate,
                      const MatmulOperands& operands,
                      device::CudaStream& stream) const {
-  if (candidate.parts == kGated)
-    return device::cuda_status(prompts_.launch_gated(shape, operands, stream.handle()), "gated linear");
-  if (candidate.parts == kPlain)
-    return device::cuda_status(prompts_.launch_plain(shape, operands, stream.handle()), "prompt's linear");
-  const bool by_rows = candidate.parts == kByRows;
-  if (shape.gated && candidate.parts <= 0 && !(by_rows && takes_skinny_linear(shape)))
-    return issue_then_gate(plan, shape, candidate, operands, stream);
-  if (candidate.parts > 0) {
-    const StreamMemory memory{.sums = static_cast<float*>(memory_.workspace),
-                              .flags = memory_.flags,
-                              .codes = memory_.codes,
-                              .code_scales = memory_.scales};
-    return device::cuda_status(streamed_.launch(shape, operands, candidate.parts, memory, stream.handle()),
-                               "streamed linear");
+  using enum Candidate::Kernel;
+  switch (candidate.kernel) {
+    case kPromptGated:
+      return device::cuda_status(prompts_.launch_gated(shape, operands, stream.handle()), "gated linear");
+    case kPromptPlain:
+      return device::cuda_status(prompts_.launch_plain(shape, operands, stream.handle()), "prompt's linear");
+    case kStreamed: {
+      const StreamMemory memory{.sums = static_cast<float*>(memory_.workspace),
+                                .flags = memory_.flags,
+                                .codes = memory_.codes,
+                                .code_scales = memory_.scales};
+      return device::cuda_status(
+          streamed_.launch(shape, operands, candidate.division, memory, stream.handle()), "streamed linear");
+    }
+    case kByRows:
+      if (shape.gated && !takes_skinny_linear(shape)) break;
+      return device::cuda_status(launch_skinny_linear(shape, operands, stream.handle()), "linear by rows");
+    case kLibrary:
+      if (shape.gated) break;
+      return issue_library(plan, shape, candidate, operands, stream);
   }
-  if (by_rows)
-    return device::cuda_status(launch_skinny_linear(shape, operands, stream.handle()), "linear by rows");
-  return issue_library(plan, shape, candidate, operands, stream);
+  return issue_then_gate(plan, shape, candidate, operands, stream);
 }
 
 // By a kernel that knows no gates.
@@ -369,14 +375,12 @@ Status Matmul::issue_library(const Plan& plan,
 std::vector<Matmul::Candidate> Matmul::f8_candidates(const Plan& plan,
                                                      const MatmulShape& shape,
                                                      int most) const {
-  std::vector<Candidate> found;
-  if (takes_streamed(shape)) {
-    for (int parts : streamed_divisions(shape)) found.push_back({.parts = parts, .library = {}});
-  } else if (takes_quantized(shape)) {
+  std::vector<Candidate> found = streamed_candidates(shape);
+  if (found.empty() && takes_quantized(shape)) {
     auto library = plan.library_candidates(handle_, shape, memory_.workspace_bytes, most);
     if (library.ok()) found = std::move(library).value();
   }
-  if (found.empty()) found.push_back({.parts = kByRows, .library = {}});
+  if (found.empty()) found.push_back({.kernel = Candidate::Kernel::kByRows});
   if (most == 1) found.resize(1);
   return found;
 }
@@ -386,10 +390,7 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
                                                           const MatmulShape& shape,
                                                           int most) const {
   if (shape.f8_weight) return f8_candidates(plan, shape, most);
-  std::vector<Candidate> ours;
-  if (takes_streamed(shape)) {
-    for (int parts : streamed_divisions(shape)) ours.push_back({.parts = parts, .library = {}});
-  }
+  const std::vector<Candidate> ours = streamed_candidates(shape);
   const bool ours_first = are_ours(kernels_) || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && are_ours(kernels_)) return ours;
@@ -415,12 +416,13 @@ Result<size_t> Matmul::fastest(const Plan& plan,
 // What was chosen before, where it can be run here.
 bool Matmul::take_known(Plan& plan, const MatmulShape& shape, const MatmulChoices::Algorithm* known) const {
   if (known == nullptr) return false;
-  if ((*known)[0] == kStreamed) {
-    plan.choice.parts = static_cast<int>((*known)[1]);
-    return takes_streamed(shape) && streamed_.divides(shape, plan.choice.parts);
+  if ((*known)[0] == kStreamedTag) {
+    plan.choice = {.kernel = Candidate::Kernel::kStreamed,
+                   .division = StreamedDivision::of_code((*known)[1])};
+    return takes_streamed(shape) && streamed_.divides(shape, plan.choice.division);
   }
   if (shape.f8_weight && (takes_streamed(shape) || !takes_quantized(shape))) return false;
-  plan.choice.parts = 0;
+  plan.choice = {};
   std::memcpy(&plan.choice.library, known->data(), sizeof plan.choice.library);
   return plan.takes(handle_, plan.choice.library, memory_.workspace_bytes);
 }
@@ -430,11 +432,11 @@ Status Matmul::choose(Plan& plan,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
   if (prefers_gated(shape)) {
-    plan.choice.parts = kGated;
+    plan.choice.kernel = Candidate::Kernel::kPromptGated;
     return ok_status();
   }
   if (prefers_plain(shape)) {
-    plan.choice.parts = kPlain;
+    plan.choice.kernel = Candidate::Kernel::kPromptPlain;
     return ok_status();
   }
   if (take_known(plan, shape, choices_.find(shape))) return ok_status();
@@ -443,11 +445,11 @@ Status Matmul::choose(Plan& plan,
   if (!tunes && take_known(plan, shape, choices_.find_near(shape))) return ok_status();
   ASSIGN_OR_RETURN(std::vector<Candidate> tried, candidates(plan, shape, tunes ? kCandidates : 1));
   size_t best = 0;
-  if (tunes && tried.front().parts != kByRows) {
+  if (tunes && tried.front().kernel != Candidate::Kernel::kByRows) {
     ASSIGN_OR_RETURN(best, fastest(plan, shape, tried, operands, stream));
     MatmulChoices::Algorithm algorithm{};
-    if (tried[best].parts > 0) {
-      algorithm = {kStreamed, static_cast<uint64_t>(tried[best].parts)};
+    if (tried[best].kernel == Candidate::Kernel::kStreamed) {
+      algorithm = {kStreamedTag, tried[best].division.code()};
     } else {
       std::memcpy(algorithm.data(), &tried[best].library, sizeof algorithm);
     }
@@ -478,8 +480,8 @@ Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape,
 bool Matmul::sends(const MatmulShape& shape, const device::PeerTerms& terms) const {
   const auto plan = plans_.find(shape);
   const int64_t copies = terms.part_columns > 0 ? 1 : terms.size - 1;
-  return plan != plans_.end() && plan->second->choice.parts > 0 && !shape.gated && shape.out == shape.in &&
-         shape.m * copies <= StreamedLinear::kMostSentRows;
+  return plan != plans_.end() && plan->second->choice.kernel == Candidate::Kernel::kStreamed &&
+         !shape.gated && shape.out == shape.in && shape.m * copies <= kMostSentRows;
 }
 
 void Matmul::run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {

@@ -70,8 +70,16 @@ class Matmul {
   struct Plan;
   // A kernel that can run a shape.
   struct Candidate {
-    int parts = 0;  // 0: the library's; kByRows; kGated; kPlain; else one of StreamedLinear::divisions()
-    cublasLtMatmulAlgo_t library{};
+    enum class Kernel : uint8_t {
+      kLibrary,
+      kStreamed,
+      kByRows,       // one row of x after the other, whatever the shape
+      kPromptGated,  // ours for prompts: the gate applied where the sums are
+      kPromptPlain,  // without a gate
+    };
+    Kernel kernel = Kernel::kLibrary;
+    StreamedDivision division;       // of kStreamed
+    cublasLtMatmulAlgo_t library{};  // of kLibrary
   };
   Matmul(cublasLtHandle_t handle,
          const MatmulMemory& memory,
@@ -79,7 +87,7 @@ class Matmul {
          const HopperDevice& device,
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
-  std::vector<int> streamed_divisions(const MatmulShape& shape) const;
+  std::vector<Candidate> streamed_candidates(const MatmulShape& shape) const;
   bool prefers_gated(const MatmulShape& shape) const;
   bool prefers_plain(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;

@@ -170,22 +170,11 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
 
 // Clusters of eight that find room at the same time. What takes room is the same for every kind.
 int eights_at_once() {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {Eight::kBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(Eight::kBlocks);
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int clusters = 0;
-  auto* kernel = multiply_tiles<__nv_bfloat16, Gated, Eight>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-  if (error == cudaSuccess) return clusters;
-  (void)cudaGetLastError();
-  return 0;
+  const OverlappedLaunch launch{.grid = dim3(Eight::kBlocks),
+                                .threads = kThreads,
+                                .shared_bytes = kSharedBytes,
+                                .cluster_blocks = Eight::kBlocks};
+  return clusters_at_once(multiply_tiles<__nv_bfloat16, Gated, Eight>, launch);
 }
 
 // How the tiles of y are divided between clusters of eight and pairs beside them, which get the last ones: so

@@ -1,16 +1,17 @@
-// A block takes a strip of 64 rows of W and all or a part of its columns. The blocks of one strip are a
-// cluster: each sends the others the sums that they are to add up, and adds up its own share of y, in the
-// order of the columns. At its end a block waits for what it is sent, and for nothing else.
+// A block takes a strip of W and all or a part of its columns. The blocks of one strip are a cluster: each
+// sends the others the sums that they are to add up, and adds up its own share of y, in the order of the
+// columns. At its end a block waits for what it is sent, and for nothing else.
+//
+// Of many rows of x, the blocks of two strips may be a cluster and bring each other half of x.
 //
 // The form that gives every block the same work: even_linear.cu.
 #include <algorithm>
-#include <bit>
 
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/streamed_launch.cuh"
-#include "kernels/cuda/device/streamed_output.cuh"
 #include "kernels/cuda/device/streamed_products.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"
+#include "kernels/cuda/device/tiled_output.cuh"
 #include "kernels/cuda/streamed_linear.h"
 
 namespace llm_dist::kernels {
@@ -18,24 +19,34 @@ namespace {
 
 using namespace streamed;
 
-constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
+constexpr int kMostParts = StreamedDivision::kMostParts;
 constexpr int64_t kMostRows = 128;
-constexpr int64_t kMostRowsOfParts = 64;  // beyond, ranges of the same length alone
+constexpr int64_t kMostRowsOfNarrow = 64;  // beyond, x would be more than twice the bytes of W
 // Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
-constexpr int64_t kLeastColumns = 1024;  // of a part, where there is a choice
+// Of a part, where there is a choice: fewer would pay less than what its sums cost.
+constexpr int64_t kLeastColumns = 1024;
+constexpr int64_t kLeastColumnsOfWide = 256;
 
-// What a block does: of 2^log_parts parts of a strip one.
+// Of a strip, with a number that divides by it what is small: n / count = n * reciprocal >> 16.
+struct Parts {
+  int count = 1;
+  uint32_t reciprocal = 0;
+  explicit Parts(int parts) : count(parts), reciprocal((1u << 16) / parts + 1) {}
+};
+
+// What a block does: of a strip's parts one.
+template <typename S>
 struct Share {
-  int strip;
+  int strips;  // side by side, one for each block that shares x
   int part;
   int begin;  // steps [begin, end)
   int end;
-  __device__ Share(int steps, int log_parts)
-      : strip(static_cast<int>(blockIdx.x) >> log_parts),
-        part(static_cast<int>(blockIdx.x) - (strip << log_parts)),
-        begin(part * steps >> log_parts),
-        end((part + 1) * steps >> log_parts) {}
+  __device__ Share(int steps, int parts)
+      : strips(static_cast<int>(parts * S::kSharing > 1 ? cluster_of_grid() : blockIdx.x)),
+        part(parts > 1 ? static_cast<int>(block_of_cluster()) / S::kSharing : 0),
+        begin(part * steps / parts),
+        end((part + 1) * steps / parts) {}
   __device__ int count() const { return end - begin; }
 };
 
@@ -45,52 +56,98 @@ template <typename S>
 struct Deal {
   static constexpr int kGroups = S::kTokens / 8;  // of a warp
   static constexpr int kAllGroups = S::kWarps * kGroups;
-  static constexpr uint32_t kGroupBytes = kWarpSize * sizeof(float4);
-  // Of the most blocks, each of which adds up a group at most.
-  static_assert(kMostParts * kGroupBytes <= S::kSentBytes && kAllGroups * kGroupBytes <= S::kSentBytes);
+  // Whether a block's own sums stay where they are until they are added up. Many would make that long, each
+  // an instruction of its own; they wait where the stages were.
+  static constexpr bool kInRegisters = !S::kTiled;
+  static_assert(kInRegisters || kAllGroups * kGroupBytes <= S::kCount * S::kBytes);
 
   uint32_t sent;  // a shared address: this thread's first place
+  uint32_t kept;  // likewise, of this warp's own
   uint64_t* arrived;
-  int log_parts;
+  const Parts& parts;
   int part;
   int first_group = warp_number() * kGroups;  // of this warp's
 
-  __device__ int parts() const { return 1 << log_parts; }
-  __device__ uint32_t turns() const { return (kAllGroups + parts() - 1) >> log_parts; }
-  __device__ int owner(int group) const { return (first_group + group) & (parts() - 1); }
-  // Where the block that adds up a group has the sums of block `from`.
-  __device__ uint32_t place(int group, int from) const {
-    const uint32_t turn = (first_group + group) >> log_parts;
-    return sent + (from * turns() + turn) * kGroupBytes;
-  }
+  __device__ uint32_t divided(int groups) const { return groups * parts.reciprocal >> 16; }
+  __device__ int turn(int group) const { return divided(first_group + group); }
+  __device__ int owner(int group) const { return first_group + group - turn(group) * parts.count; }
+  // Of the sums of one block.
+  __device__ uint32_t bytes_sent() const { return divided(kAllGroups + parts.count - 1) * kGroupBytes; }
   // One thread says what this block will be sent.
   __device__ void expect() const {
-    const int mine = (kAllGroups + parts() - 1 - part) >> log_parts;
-    barrier_arrive_expecting(arrived, mine * (parts() - 1) * kGroupBytes);
+    const uint32_t mine = divided(kAllGroups + parts.count - 1 - part);
+    barrier_arrive_expecting(arrived, mine * (parts.count - 1) * kGroupBytes);
   }
+  // Behind the block's last stage.
   __device__ void send(const float (&sums)[S::kTokens / 2]) const {
+    if constexpr (!kInRegisters) barrier_of_multipliers<S>();  // all have read what lies there
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int to = owner(group);
-      if (to != part) send_to_block(place(group, part), sums_of_group(sums, group), arrived, to);
+      if (to == part) {
+        if constexpr (!kInRegisters) store_shared(kept + group * kGroupBytes, sums_of_group(sums, group));
+        continue;
+      }
+      const int others = part - (part > to ? 1 : 0);  // that come before this one
+      send_to_block(sent + others * bytes_sent() + turn(group) * kGroupBytes,
+                    sums_of_group(sums, group),
+                    arrived,
+                    to * S::kSharing + S::share());
     }
   }
   __device__ void await() const { barrier_wait(arrived, 0); }
-  // Of a group that this block adds up.
-  __device__ float4 whole(const float (&sums)[S::kTokens / 2], int group) const {
-    const float4 mine = sums_of_group(sums, group);
-    uint32_t at = place(group, 0);
-    float4 all = part == 0 ? mine : load_sent(at);
+  // for_each(sums, rows, put): calls put() as OutputOf::store() wants it, for what this block adds up.
+  template <int kAtOnce, typename Put>
+  __device__ void for_each(const float (&sums)[S::kTokens / 2], int rows, Put&& put) const {
+    if constexpr (kInRegisters) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (8 * group >= rows || owner(group) != part) continue;
+        const float4 mine[1] = {sums_of_group(sums, group)};
+        float4 all[1];
+        add_up(group, [&](int i, float4& some) { some = mine[i]; }, all);
+        put(group, 1, all);
+      }
+    } else {
+      const int before = part - owner(0);
 #pragma unroll 1
-    for (int from = 1; from < parts(); ++from) {
-      at += turns() * kGroupBytes;
-      const float4 some = from == part ? mine : load_sent(at);
-      all.x += some.x;
-      all.y += some.y;
-      all.z += some.z;
-      all.w += some.w;
+      for (int group = before < 0 ? before + parts.count : before; 8 * group < rows;
+           group += kAtOnce * parts.count) {
+        // Of groups that are not there any more, whatever lies there: nobody stores it.
+        float4 all[kAtOnce];
+        add_up(
+            group,
+            [&](int i, float4& some) { some = load_shared(kept + (group + i * parts.count) * kGroupBytes); },
+            all);
+        put(group, parts.count, all);
+      }
     }
-    return all;
+  }
+  // Of this block's groups from `group` on, in the order of the columns. mine(i, sums): its own of the i-th.
+  template <int kAtOnce, typename Mine>
+  __device__ void add_up(int group, Mine&& mine, float4 (&all)[kAtOnce]) const {
+    uint32_t at = sent + turn(group) * kGroupBytes;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) all[i] = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int from = 0; from < parts.count; ++from) {
+      float4 some[kAtOnce];
+      if (from == part) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) mine(i, some[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) some[i] = load_shared(at + i * kGroupBytes);
+        at += bytes_sent();
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        all[i].x += some[i].x;
+        all[i].y += some[i].y;
+        all[i].z += some[i].z;
+        all[i].w += some[i].w;
+      }
+    }
   }
 };
 
@@ -103,59 +160,82 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
                   const T* bias,
                   void* y,
                   const __grid_constant__ device::PeerTerms terms,
-                  int log_parts) {
+                  const __grid_constant__ Parts parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
   __shared__ uint64_t barriers[2 * S::kCount];
   __shared__ uint64_t arrived;
   if (threadIdx.x == 0) barrier_init(&arrived, 1);  // made known with those of the stages
   const S stages = S::make(raw, barriers);
-  if (log_parts > 0) arrive_at_cluster();
+  const bool in_cluster = parts.count * S::kSharing > 1;
+  if (in_cluster) arrive_at_cluster();
   if (terms.size == 0) let_next_start();
-  const Share share(args.steps, log_parts);
+  const Share<S> share(args.steps, parts.count);
   const int warp = warp_number();
   if (warp == S::kBringer) {
-    if (threadIdx.x % kWarpSize == 0)
-      bring_tiles(w, x, args, {share.strip, share.begin}, share.count(), stages);
+    if (threadIdx.x == S::kMultipliers) {
+      bring_tiles(w, x, args, {share.strips, share.begin}, share.count(), stages);
+    } else if constexpr (S::kSharing > 1) {
+      await_cluster_alone();
+    }
     __syncwarp();
     wait_for_previous();
-    if (log_parts > 0) await_cluster();
+    if constexpr (S::kSharing > 1) {
+      await_readers();
+    } else if (in_cluster) {
+      await_cluster();
+    }
     return;
   }
-  const Deal<S> deal{.sent = shared_address(stages.sent() + threadIdx.x % kWarpSize),
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const Deal<S> deal{.sent = shared_address(stages.sent() + lane),
+                     .kept = shared_address(stages.memory) + warp * Deal<S>::kGroups * kGroupBytes +
+                             lane * static_cast<int>(sizeof(float4)),
                      .arrived = &arrived,
-                     .log_parts = log_parts,
+                     .parts = parts,
                      .part = share.part};
   if (threadIdx.x == 0) deal.expect();
   __syncwarp();
   wait_for_previous();
   if (terms.size > 0) let_next_start();
-  const StripOutput<T, S> output(args, scales, bias, y, terms, share.strip * S::kStripRows);
+  using Output = OutputOf<T, S>;
+  const Output output(args, scales, bias, y, terms, stages, S::strip_of(share.strips) * S::kStripRows);
   float sums[S::kTokens / 2] = {};
-  Cursor<S::kCount> cursor;
-  if (log_parts > 0) await_cluster();
-  add_products(T(), share.count(), stages, cursor, sums);
-  if (log_parts > 0) {
-    deal.send(sums);
-    deal.await();
+  Reading<S> reading(share.count());
+  if (in_cluster) await_cluster();
+  add_products(T(), share.count(), stages, reading, sums);
+  if (parts.count > 1 || !Deal<S>::kInRegisters) deal.send(sums);
+  if (parts.count > 1) deal.await();
+  output.store([&](auto&& put) { deal.template for_each<Output::kAtOnce>(sums, args.rows, put); });
+  if constexpr (S::kSharing > 1) {
+    __syncwarp();
+    await_readers();
   }
-  output.store([&](int group) { return deal.owner(group) == share.part; },
-               [&](int group) { return deal.whole(sums, group); });
 #endif
 }
 
-// What a shape becomes without wide strips.
+// with_stages_of_parts(shape, pairs, run): calls run(T(), Stages()) with what a shape takes in parts.
+template <typename Run>
+cudaError_t with_stages_of_parts(const MatmulShape& shape, bool pairs, Run&& run) {
+  if (shape.m <= kMostRowsOfNarrow) return with_stages(shape, run);
+  auto with_type = [&](auto type) {
+    return pairs ? run(type, Stages<0, 128, 2, 2, true>()) : run(type, Stages<0, 128, 2, 1, true>());
+  };
+  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+}
+
+// What a shape becomes in parts.
 struct Cut {
-  int64_t strips = 0;
+  int64_t strips = 0;  // side by side, where blocks share x
   int64_t steps = 0;
   int64_t blocks = 0;  // of a processor
 };
 
-Cut cut_of(const MatmulShape& shape) {
+Cut cut_of(const MatmulShape& shape, bool pairs) {
   Cut cut;
-  (void)with_stages(shape, [&](auto, auto stages) {
+  (void)with_stages_of_parts(shape, pairs, [&](auto, auto stages) {
     using S = decltype(stages);
-    cut = {strips_of<S>(shape), steps_of<S>(shape), S::kBlocks};
+    cut = {ceil_div(strips_of<S>(shape), S::kSharing), steps_of<S>(shape), S::kBlocks};
     return cudaSuccess;
   });
   return cut;
@@ -169,39 +249,53 @@ bool x_is_much(const MatmulShape& shape) {
   return of_x > of_w / 4;
 }
 
-bool is_even(int division) { return (division & StreamedLinear::kEven) != 0; }
-EvenStrips even_strips(int division) {
-  auto has = [division](int flags) { return (division & flags) == flags; };
-  return {.wide = has(StreamedLinear::kEvenWide),
-          .pairs = has(StreamedLinear::kEvenPairs),
-          .parts = division / StreamedLinear::even_parts(1)};
-}
-
 }  // namespace
 
-int StreamedLinear::wanted_division(LinearKernels kernels) {
+StreamedLinear::StreamedLinear(const HopperDevice& device) : device_(device) {
+  if (!device.supported) return;
+  // All kernels take a block's room, or half of it, of each processor.
+  using S = Stages<0, 128, 2, 1, true>;
+  for (int blocks = 1; blocks <= kMostParts; ++blocks) {
+    const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(blocks)),
+                                  .threads = S::kThreads,
+                                  .shared_bytes = S::kSharedBytes,
+                                  .cluster_blocks = blocks};
+    clusters_[static_cast<size_t>(blocks - 1)] = clusters_at_once(stream_linear<__nv_bfloat16, S>, launch);
+  }
+}
+
+std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels kernels) {
+  using enum StreamedDivision::Form;
   switch (kernels) {
-    case LinearKernels::kEven: return kEven;
-    case LinearKernels::kEvenWide: return kEvenWide;
-    case LinearKernels::kEvenPairs: return kEvenPairs;
-    case LinearKernels::kEvenParts: return kEvenWide | even_parts(2);
-    default: return 0;
+    case LinearKernels::kEven: return StreamedDivision{.form = kEven};
+    case LinearKernels::kEvenWide: return StreamedDivision{.form = kEven, .wide = true};
+    case LinearKernels::kEvenPairs: return StreamedDivision{.form = kEven, .wide = true, .pairs = true};
+    case LinearKernels::kWholePairs: return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
+    case LinearKernels::kThreeParts: return StreamedDivision{.wide = true, .parts = 3};
+    case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 2};
+    default: return std::nullopt;
   }
 }
 
 cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    const MatmulOperands& operands,
-                                   int parts,
+                                   const StreamedDivision& division,
                                    const StreamMemory& memory,
                                    cudaStream_t stream) const {
-  if (is_even(parts)) return launch_even_linear(device_, shape, operands, even_strips(parts), memory, stream);
+  if (division.form != StreamedDivision::Form::kParts)
+    return launch_even_linear(device_, shape, operands, division, memory, stream);
   const StreamCall call{device_.encoder, shape, operands, memory, stream};
-  return with_stages(shape, [&](auto type, auto stages) {
+  return with_stages_of_parts(shape, division.pairs, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    const int log_parts = std::countr_zero(static_cast<unsigned>(parts));
-    return launch_streamed<T>(
-        stream_linear<T, S>, stages, call, strips_of<S>(shape) * parts, parts > 1 ? parts : 0, log_parts);
+    const int cluster = division.parts * S::kSharing;
+    const int64_t clusters = ceil_div(strips_of<S>(shape), S::kSharing);
+    return launch_streamed<T>(stream_linear<T, S>,
+                              stages,
+                              call,
+                              clusters * cluster,
+                              cluster > 1 ? cluster : 0,
+                              Parts(division.parts));
   });
 }
 
@@ -211,39 +305,60 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
   const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
   const bool whole_groups = !shape.gated || shape.n % (2 * kGroupRows) == 0;
-  return device_.supported && short_floats && aligned && whole_groups && shape.m >= 1 &&
+  // TiledOutput's.
+  const bool tiles = shape.m <= kMostRowsStoredAsTheyLie ||
+                     (shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0 &&
+                      !(shape.gated && shape.out == DType::kF32));
+  return device_.supported && short_floats && aligned && whole_groups && tiles && shape.m >= 1 &&
          shape.m <= (shape.f8_weight ? kMostRowsOfF8 : kMostRows);
 }
 
-bool StreamedLinear::divides(const MatmulShape& shape, int parts) const {
-  if (is_even(parts)) return takes_even_strips(device_, shape, even_strips(parts));
-  const bool known = parts == 1 || parts == 2 || parts == 4 || parts == kMostParts;
-  return known && shape.m <= kMostRowsOfParts && parts <= cut_of(shape).steps;
+bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& division) const {
+  const bool many = shape.m > kMostRowsOfNarrow;
+  const auto& [form, wide, pairs, parts] = division;
+  if ((many && !wide) || (pairs && !many)) return false;
+  switch (form) {
+    case StreamedDivision::Form::kParts:
+      return wide == many && parts >= 1 && parts * (pairs ? 2 : 1) <= kMostParts &&
+             parts <= cut_of(shape, pairs).steps;
+    case StreamedDivision::Form::kEven:
+    case StreamedDivision::Form::kWhole: return parts == 1 && takes_even_strips(device_, shape, division);
+  }
+  return false;  // of a file that was damaged
 }
 
-std::vector<int> StreamedLinear::divisions(const MatmulShape& shape) const {
-  std::vector<int> found;
-  auto add = [&](int parts) {
-    if (divides(shape, parts)) found.push_back(parts);
+int StreamedLinear::most_parts(const MatmulShape& shape, bool pairs) const {
+  const Cut cut = cut_of(shape, pairs);
+  const int sharing = pairs ? 2 : 1;
+  const int64_t least_columns = shape.m > kMostRowsOfNarrow ? kLeastColumnsOfWide : kLeastColumns;
+  auto fits = [&](int parts) {
+    return cut.strips <= clusters_[static_cast<size_t>(parts * sharing - 1)] * cut.blocks &&
+           parts <= cut.steps && shape.k >= parts * least_columns;
   };
-  if (shape.m > kMostRowsOfParts) {
-    for (int parts : {0, 1, 2}) {
-      add(kEvenWide | even_parts(parts));
-      add(kEvenPairs | even_parts(parts));
+  int parts = kMostParts / sharing;
+  while (parts > 1 && !fits(parts)) --parts;
+  return parts;
+}
+
+std::vector<StreamedDivision> StreamedLinear::divisions(const MatmulShape& shape) const {
+  using enum StreamedDivision::Form;
+  std::vector<StreamedDivision> found;
+  auto add = [&](const StreamedDivision& division) {
+    if (divides(shape, division) && std::find(found.begin(), found.end(), division) == found.end())
+      found.push_back(division);
+  };
+  if (shape.m > kMostRowsOfNarrow) {
+    for (bool pairs : {false, true}) {
+      const int parts = most_parts(shape, pairs);
+      add({.form = parts > 1 ? kParts : kWhole, .wide = true, .pairs = pairs, .parts = parts});
     }
+    for (bool pairs : {false, true}) add({.form = kEven, .wide = true, .pairs = pairs});
     return found;
   }
-  const Cut cut = cut_of(shape);
-  const int64_t blocks = device_.processors * cut.blocks;
-  int likely = 1;
-  while (likely < kMostParts && 2 * likely * cut.strips <= blocks && shape.k >= 2 * likely * kLeastColumns)
-    likely *= 2;
-  found.push_back(likely);
-  for (int parts = 1; parts <= kMostParts; parts *= 2) {
-    if (parts != likely) add(parts);
-  }
-  add(kEven);
-  if (x_is_much(shape)) add(kEvenWide);
+  add({.parts = most_parts(shape, false)});
+  for (int parts = 1; parts <= kMostParts; parts *= 2) add({.parts = parts});
+  add({.form = kEven});
+  if (x_is_much(shape)) add({.form = kEven, .wide = true});
   return found;
 }
 

@@ -4,11 +4,14 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/even_linear.h"
 #include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/streamed_division.h"
 #include "kernels/op_state.h"
 
 namespace llm_dist::kernels {
@@ -16,40 +19,30 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
-  static constexpr int kVersion = 12;
+  static constexpr int kVersion = 13;
 
-  // Up to here, over all ranks that get them, it sends rows itself (MatmulOperands::terms): two columns at a
-  // time, where a kernel behind it sends whole rows.
-  static constexpr int64_t kMostSentRows = 32;
+  explicit StreamedLinear(const HopperDevice& device);
 
-  // In the place of a number of parts: all columns of all strips cut into ranges of the same length
-  // (even_linear.cu); kEvenWide: of strips of 128 rows of W, so that x comes from L2 half as often, the only
-  // ones for more than 64 rows of x; kEvenPairs: for so many rows alone, with two blocks that bring each
-  // other x. Beside the latter two even_parts(n): n ranges of each strip, whose steps they divide.
-  static constexpr int kEven = 1 << 16;
-  static constexpr int kEvenWide = kEven | 1 << 17;
-  static constexpr int kEvenPairs = kEvenWide | 1 << 18;
-  static constexpr int even_parts(int parts) { return parts << 20; }
-  // The one of these that is wanted wherever it can be had, or 0.
-  static int wanted_division(LinearKernels kernels);
-
-  explicit StreamedLinear(const HopperDevice& device) : device_(device) {}
-
+  // What `kernels` wants wherever it can be had, if anything.
+  static std::optional<StreamedDivision> wanted_division(LinearKernels kernels);
   bool takes(const MatmulShape& shape) const;
-  // Into how many parts the columns may be divided, so that more of the device reads, likely best first; then
-  // kEven and, where x is not little beside W, kEvenWide. Of more than 64 rows kEvenWide and kEvenPairs,
-  // alone and with parts.
-  std::vector<int> divisions(const MatmulShape& shape) const;
-  bool divides(const MatmulShape& shape, int parts) const;
-  // `parts`: one of divisions(). `memory`: of the stream.
+  // How the work may be divided, so that all of the device reads; likely best first.
+  std::vector<StreamedDivision> divisions(const MatmulShape& shape) const;
+  bool divides(const MatmulShape& shape, const StreamedDivision& division) const;
+  // `memory`: of the stream.
   cudaError_t launch(const MatmulShape& shape,
                      const MatmulOperands& operands,
-                     int parts,
+                     const StreamedDivision& division,
                      const StreamMemory& memory,
                      cudaStream_t stream) const;
 
  private:
+  // Of a strip, or of two that share x: as many as run at the same time, with columns enough for each.
+  int most_parts(const MatmulShape& shape, bool pairs) const;
+
   HopperDevice device_;
+  // How many clusters of 1, 2, .. blocks run at the same time.
+  std::array<int, StreamedDivision::kMostParts> clusters_{};
 };
 
 }  // namespace llm_dist::kernels

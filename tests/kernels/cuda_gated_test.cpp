@@ -133,7 +133,9 @@ TEST_F(CudaGated, AsOnTheCpu) {
                            LinearKernels::kEven,
                            LinearKernels::kEvenWide,
                            LinearKernels::kEvenPairs,
-                           LinearKernels::kEvenParts});
+                           LinearKernels::kWholePairs,
+                           LinearKernels::kThreeParts,
+                           LinearKernels::kPairsOfParts});
   for (DType dtype : kActivationTypes) {
     for (auto [m, n, k] : kShapes) {
       for (bool bias : {false, true})

@@ -133,10 +133,11 @@ TEST_F(CudaLinear, OfFewRowsByOurKernels) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 31, 33, 63, 64}) {
       for (bool wide : {false, true}) {
+        check_linear(dtype, wide, m, 136, 8);
         check_linear(dtype, wide, m, 130, 8);
         check_linear(dtype, wide, m, 1000, 40);
         check_linear(dtype, wide, m, 62, 1000);
-        for (int64_t k : {1024, 2048, 4096, 8192}) check_linear(dtype, wide, m, 576, k);  // 1 to 8 parts
+        for (int64_t k = 1024; k <= 8192; k += 1024) check_linear(dtype, wide, m, 576, k);  // 1 to 8 parts
       }
     }
     check_linear(dtype, false, 5, 14336, 1024);
@@ -161,6 +162,7 @@ TEST_P(CudaLinearEven, FewRows) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 7, 17, 32, 33, 64}) {
       for (bool wide : {false, true}) {
+        check_linear(dtype, wide, m, 136, 16384);
         check_linear(dtype, wide, m, 130, 8);
         check_linear(dtype, wide, m, 1000, 40);
         check_linear(dtype, wide, m, 62, 1000);
@@ -181,19 +183,24 @@ TEST_P(CudaLinearEven, FewRows) {
   }
 }
 
-// Alone and in pairs, of which the second strip may not be there.
-using CudaLinearEvenOfMore = CudaLinearEven;
+// Alone and in pairs, of which the second strip may not be there; in ranges, and in parts: two, three and,
+// with our first guess, from one to eight, of as many steps or a step more.
+using CudaLinearOfMoreRows = CudaLinearEven;
 
 INSTANTIATE_TEST_SUITE_P(Of,
-                         CudaLinearEvenOfMore,
-                         testing::Values(LinearKernels::kEvenWide,
+                         CudaLinearOfMoreRows,
+                         testing::Values(LinearKernels::kOwn,
+                                         LinearKernels::kEvenWide,
                                          LinearKernels::kEvenPairs,
-                                         LinearKernels::kEvenParts));
+                                         LinearKernels::kWholePairs,
+                                         LinearKernels::kThreeParts,
+                                         LinearKernels::kPairsOfParts));
 
-TEST_P(CudaLinearEvenOfMore, Rows) {
+TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {65, 100, 128}) {
       const bool wide = m == 100;
+      for (int64_t n : {8, 72, 136}) check_linear(dtype, wide, m, n, 1032);
       check_linear(dtype, wide, m, 130, 8);
       check_linear(dtype, wide, m, 1000, 40);
       check_linear(dtype, !wide, m, 62, 1000);
@@ -202,7 +209,9 @@ TEST_P(CudaLinearEvenOfMore, Rows) {
       check_odd(dtype, wide, m, 1, 16376);
       check_odd(dtype, wide, m, 385, 72);
       check_linear(dtype, wide, m, 1536, 4096);
+      for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_linear(dtype, wide, m, 576, k);
     }
+    check_linear(dtype, false, 128, 5120, 320);
     check_linear(dtype, false, 96, 30002, 136);
     check_linear(dtype, true, 128, 17000, 576);
   }
@@ -364,7 +373,11 @@ INSTANTIATE_TEST_SUITE_P(Of,
                          CudaLinearChains,
                          testing::Values(LinearKernels::kOwn,
                                          LinearKernels::kEven,
-                                         LinearKernels::kEvenWide));
+                                         LinearKernels::kEvenWide,
+                                         LinearKernels::kEvenPairs,
+                                         LinearKernels::kWholePairs,
+                                         LinearKernels::kThreeParts,
+                                         LinearKernels::kPairsOfParts));
 
 TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
   use_state(GetParam());
@@ -403,7 +416,7 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
       EXPECT_EQ(download(narrow), expected) << m << " rows, replayed";
     }
   };
-  for (int64_t m : {1, 4, 17, 40}) {
+  for (int64_t m : {1, 4, 17, 40, 100}) {
     const Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
     const Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
     check(m, dense_weight(up, gpu), dense_weight(down, gpu));
@@ -422,7 +435,7 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
     gpu_state_ = module_->ops->make_state(*gpu_backend_, options_).value();
     gpu_state_->start_tuning();
     for (DType dtype : {DType::kBF16, DType::kF16}) {
-      for (int64_t m : {3, 32, 60, 300}) check_linear(dtype, false, m, 1536, 576);
+      for (int64_t m : {3, 32, 60, 100, 300}) check_linear(dtype, false, m, 1536, 576);
       check_linear(dtype, true, 17, 1000, 576);
     }
     gpu_state_->end_tuning();
@@ -432,7 +445,7 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(cache + "/llm-dist")) files.push_back(entry);
   ASSERT_EQ(files.size(), 1u);
-  EXPECT_EQ(lines_of(files[0]), 10 + 3);
+  EXPECT_EQ(lines_of(files[0]), 12 + 3);
   // What stands there is not tried again: the file stays as it is, though it could be written.
   const auto written = std::filesystem::last_write_time(files[0]);
   run_tuned();
@@ -440,7 +453,7 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
   // What another library wrote is no reason to fail.
   std::filesystem::resize_file(files[0], 100);
   run_tuned();
-  EXPECT_EQ(lines_of(files[0]), 10 + 3);
+  EXPECT_EQ(lines_of(files[0]), 12 + 3);
   std::filesystem::remove_all(cache);
   unsetenv("XDG_CACHE_HOME");
 }

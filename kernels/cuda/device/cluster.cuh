@@ -24,6 +24,13 @@ __device__ inline uint32_t block_of_cluster() {
   return rank;
 }
 
+// The number of this block's cluster in the grid.
+__device__ inline uint32_t cluster_of_grid() {
+  uint32_t number;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+}
+
 // Sends 16 bytes to this shared address of a block, which must have begun; they arrive at its barrier that
 // stands at this barrier's place.
 __device__ inline void send_to_block(uint32_t mine, float4 value, uint64_t* barrier, int block) {
@@ -41,15 +48,6 @@ __device__ inline void send_to_block(uint32_t mine, float4 value, uint64_t* barr
       "r"(shared_address(barrier)),
       "r"(block)
       : "memory");
-}
-// What came to a shared address.
-__device__ inline float4 load_sent(uint32_t mine) {
-  float4 value;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(mine)
-               : "memory");
-  return value;
 }
 // Arrives at the barrier (device/tma.cuh) that stands at this place of a block's shared memory, its own or
 // another's.

@@ -34,6 +34,47 @@ inline bool starts_kernels_early() {
   return of_device == kYes;
 }
 
+// A launch as the runtime wants it.
+class LaunchConfig {
+ public:
+  explicit LaunchConfig(const OverlappedLaunch& launch) {
+    if (launch.early && starts_kernels_early()) {
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes_[config_.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (launch.cluster_blocks > 0) {
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes_[config_.numAttrs++].val.clusterDim = {static_cast<unsigned>(launch.cluster_blocks), 1, 1};
+    }
+    config_.gridDim = launch.grid;
+    config_.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config_.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
+    config_.stream = launch.stream;
+    config_.attrs = attributes_;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2]{};
+  cudaLaunchConfig_t config_{};
+};
+
+// How many clusters of `launch` run at the same time on the calling thread's device, where nothing else does;
+// 0 where that cannot be found out. The kernel may have as much shared memory as the launch has from then on.
+template <typename... Params>
+int clusters_at_once(void (*kernel)(Params...), const OverlappedLaunch& launch) {
+  int clusters = 0;
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  if (error == cudaSuccess)
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, LaunchConfig(launch).get());
+  if (error == cudaSuccess) return clusters;
+  (void)cudaGetLastError();
+  return 0;
+}
+
 // Launches a kernel that may start before the one in front of it on the stream has ended (programmatic
 // dependent launch): all of its threads call wait_for_previous() before they touch anything that a step
 // writes (device/overlap.cuh), and before they return. The second of two kernels that work side by side, of
@@ -43,26 +84,7 @@ inline bool starts_kernels_early() {
 // (device/terms_of_row.cuh): that product lets it start when each of its blocks has waited.
 template <typename... Params, typename... Args>
 cudaError_t launch_overlapped(void (*kernel)(Params...), const OverlappedLaunch& launch, Args&&... args) {
-  cudaLaunchAttribute attributes[2]{};
-  unsigned count = 0;
-  if (launch.early && starts_kernels_early()) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (launch.cluster_blocks > 0) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim.x = static_cast<unsigned>(launch.cluster_blocks);
-    attributes[count].val.clusterDim.y = 1;
-    attributes[count++].val.clusterDim.z = 1;
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = launch.grid;
-  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
-  config.stream = launch.stream;
-  config.attrs = attributes;
-  config.numAttrs = count;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+  return cudaLaunchKernelEx(LaunchConfig(launch).get(), kernel, static_cast<Params>(args)...);
 }
 
 // The same where the caller asks for the error of several launches at once (cudaGetLastError).

@@ -113,7 +113,7 @@ cudaError_t launch_streamed(
         x);
   }
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kMostSharedBytes);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes);
   if (S::kF8 && error == cudaSuccess)
     error = launch_quantize_rows({.in = shape.in,
                                   .x = operands.x,
@@ -130,7 +130,7 @@ cudaError_t launch_streamed(
       .grid = dim3(static_cast<unsigned>(blocks)),
       .threads = S::kThreads,
       .stream = call.stream,
-      .shared_bytes = cluster_blocks > 1 ? S::kMostSharedBytes : S::kSharedBytes,
+      .shared_bytes = S::kSharedBytes,
       .cluster_blocks = cluster_blocks,
   };
   return launch_overlapped(kernel,

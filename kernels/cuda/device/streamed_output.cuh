@@ -1,5 +1,5 @@
 // What becomes of a strip's sums (streamed_products.cuh): scale, bias and gate where there are any, then
-// stores.
+// stores. Of more than 32 tokens: tiled_output.cuh.
 //
 // Behind a block's last products it has nothing more to read, and few warps run, so that each instruction
 // takes as long as it takes. Therefore what a strip's end needs is fetched before its products, what is the
@@ -23,6 +23,7 @@ template <typename T, typename S>
 class StripOutput {
  public:
   static constexpr int kGroups = S::kTokens / 8;
+  static constexpr int kAtOnce = 1;  // groups of eight tokens
 
   // `first_row`: so many rows come before the strip's. `scales`: of W's rows, or none. `terms`: where y goes
   // in the place of `y`, if anywhere.
@@ -31,6 +32,7 @@ class StripOutput {
                          const T* bias,
                          void* y,
                          const device::PeerTerms& terms,
+                         const S& /*stages*/,
                          int first_row)
       : args_(args), y_(y), terms_(terms), has_bias_(bias != nullptr) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -65,17 +67,17 @@ class StripOutput {
     }
   }
 
-  // sums_of(i): this thread's sums of the i-th eight tokens, two of either row. is_mine(i): whether this warp
-  // stores them.
-  template <typename IsMine, typename SumsOf>
-  __device__ void store(IsMine&& is_mine, SumsOf&& sums_of) const {
+  // for_each(put): calls put(i, step, sums) with this thread's sums of groups i, i + step, .. of eight
+  // tokens, kAtOnce of them: for all that this warp stores.
+  template <typename ForEach>
+  __device__ void store(ForEach&& for_each) const {
     if (args_.gated) {
-      if (args_.floats) return store_as<true, float>(is_mine, sums_of);
-      return store_as<true, T>(is_mine, sums_of);
+      if (args_.floats) return store_as<true, float>(for_each);
+      return store_as<true, T>(for_each);
     }
-    if (args_.floats) return store_as<false, float>(is_mine, sums_of);
-    if (terms_.size > 0) return store_as<false, T, true>(is_mine, sums_of);
-    store_as<false, T>(is_mine, sums_of);
+    if (args_.floats) return store_as<false, float>(for_each);
+    if (terms_.size > 0) return store_as<false, T, true>(for_each);
+    store_as<false, T>(for_each);
   }
 
  private:
@@ -103,33 +105,30 @@ class StripOutput {
   __device__ void send(int group, int token, int column, float2 values) const {
     send_term(terms_, slots_ >> group & 1, token, column, pack_pair(T(), values.x, values.y));
   }
-  template <bool kGated, typename Out, bool kSends = false, typename IsMine, typename SumsOf>
-  __device__ void store_as(IsMine&& is_mine, SumsOf&& sums_of) const {
+  template <bool kGated, typename Out, bool kSends = false, typename ForEach>
+  __device__ void store_as(ForEach&& for_each) const {
     const int first_token = token_ + odd_;
-    Out* to = static_cast<Out*>(y_) + first_token * args_.y_stride + column_;
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group, to += 8 * args_.y_stride) {
-      if (8 * group >= args_.rows) break;
-      if (!is_mine(group)) continue;
-      const float4 sums = sums_of(group);
-      const float2 low = finished(0, group, make_float2(sums.x, sums.y));
-      const float2 high = finished(1, group, make_float2(sums.z, sums.w));
-      const bool is_token = 8 * group + first_token < args_.rows;
+    for_each([&](int group, int, const float4(&sums)[kAtOnce]) {
+      const float2 low = finished(0, group, make_float2(sums[0].x, sums[0].y));
+      const float2 high = finished(1, group, make_float2(sums[0].z, sums[0].w));
+      const int token = 8 * group + first_token;
+      const bool is_token = token < args_.rows;
+      Out* to = static_cast<Out*>(y_) + token * args_.y_stride + column_;
       if constexpr (kGated) {
         const float2 values = turned(make_float2(silu_approx(low.x) * high.x, silu_approx(low.y) * high.y));
         if (is_token) put(to, inside_[0], values);
       } else {
         const float2 values[2] = {turned(low), turned(high)};
-        if (!is_token) continue;
+        if (!is_token) return;
         if constexpr (kSends) {
-          if (inside_[0] > 0) send(group, 8 * group + first_token, column_, values[0]);
-          if (inside_[1] > 0) send(group, 8 * group + first_token, column_ + kGroupRows, values[1]);
+          if (inside_[0] > 0) send(group, token, column_, values[0]);
+          if (inside_[1] > 0) send(group, token, column_ + kGroupRows, values[1]);
         } else {
           put(to, inside_[0], values[0]);
           put(to + kGroupRows, inside_[1], values[1]);
         }
       }
-    }
+    });
   }
 
   const StreamArgs& args_;
@@ -145,11 +144,5 @@ class StripOutput {
   T bias_[2] = {};
   float2 of_x_[S::kF8 ? kGroups : 1];
 };
-
-// A thread's sums of the i-th eight tokens.
-template <int kSums>
-__device__ inline float4 sums_of_group(const float (&sums)[kSums], int i) {
-  return make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-}
 
 }  // namespace llm_dist::kernels::streamed

@@ -18,6 +18,7 @@
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/streamed_division.h"
 
 namespace llm_dist::kernels::streamed {
 
@@ -37,16 +38,40 @@ struct StreamArgs {
   bool gated = false;
 };
 
+// Of more tokens y is stored by way of shared memory.
+constexpr int kMostRowsStoredAsTheyLie = 32;
+
+// Sums of a strip travel between blocks in groups, of eight tokens each: a vector for every thread of a warp.
+constexpr int kGroupBytes = kWarpSize * static_cast<int>(sizeof(float4));
+// Where `parts` blocks add up so many groups, dealt out to them one after the other: the most that one gets.
+constexpr int turns_of(int groups, int parts) { return (groups + parts - 1) / parts; }
+// What the others send one of them, at most.
+constexpr int most_sent(int groups) {
+  int most = 0;
+  for (int parts = 2; parts <= StreamedDivision::kMostParts; ++parts) {
+    const int sent = (parts - 1) * turns_of(groups, parts) * kGroupBytes;
+    most = sent > most ? sent : most;
+  }
+  return most;
+}
+
 // kParts: of x, each as many rows as x has, where W is in f8_e4m3; 0: both have the same elements of 16 bits.
 // kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip. kSharing: blocks of a cluster
-// that are at the same columns of strips side by side: each brings its share of x to all of them.
-template <int kParts_, int kTokens_, int kWarpgroups_ = 1, int kSharing_ = 1>
+// that are at the same columns of strips side by side: each brings its share of x to all of them. kDivided:
+// whether other blocks of the cluster may have other columns of the strip, and send sums. A cluster's blocks
+// are numbered so that those that share x follow each other.
+template <int kParts_,
+          int kTokens_,
+          int kWarpgroups_ = 1,
+          int kSharing_ = 1,
+          bool kDivided_ = kWarpgroups_ == 1>
 struct Stages {
   static constexpr int kParts = kParts_;
   static constexpr bool kF8 = kParts > 0;
   static constexpr int kTokens = kTokens_;
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr int kSharing = kSharing_;
+  static constexpr bool kDivided = kDivided_;
   static constexpr int kStripRows = kWarpgroups * kProductRows;
   static constexpr int kGroups = kStripRows / (2 * kGroupRows);
   static constexpr int kMultipliers = kWarpgroups * kGroupThreads;
@@ -67,14 +92,18 @@ struct Stages {
   static constexpr int kWeightBytes = kStripRows * kRowBytes;  // of a box
   static constexpr int kXBytes = kXRows * kRowBytes;
   static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
-  static constexpr int kCount = (kStageBytes / kBlocks - kTileAlignment) / kBytes;
-  static constexpr int kSharedBytes = kCount * kBytes + kTileAlignment;
-  // Behind the stages, where the blocks of a cluster send each other sums (streamed_linear.cu): of narrow
-  // strips alone.
-  static constexpr int kSentBytes = kWarpgroups > 1 ? 0 : kTokens < 16 ? 4096 : kTokens * 256;
-  static constexpr int kMostSharedBytes = kSharedBytes + kSentBytes;
+  // Behind the stages, where the blocks of a cluster send each other sums (streamed_linear.cu), and behind
+  // that where y of many tokens is turned (tiled_output.cuh). What narrow strips need of it is so little that
+  // it finds room beside kStageBytes.
+  static constexpr bool kTiled = kTokens > kMostRowsStoredAsTheyLie;
+  static constexpr int kTileBytes = 1024;  // of a warp
+  static constexpr int kSentBytes = kDivided ? most_sent(kWarps * kTokens / 8) : 0;
+  static constexpr int kCount =
+      (kStageBytes / kBlocks - kTileAlignment - (kWarpgroups > 1 ? kSentBytes : 0)) / kBytes;
+  static constexpr int kSharedBytes =
+      kTileAlignment + kCount * kBytes + kSentBytes + (kTiled ? kWarps * kTileBytes : 0);
   // With barriers, and what a processor takes for itself of each block.
-  static_assert(kBlocks * (kMostSharedBytes + 2048) <= 228 << 10);
+  static_assert(kBlocks * (kSharedBytes + 2048) <= 228 << 10);
   static_assert(kCount >= 2);
   std::byte* memory;
   uint64_t* full;
@@ -107,15 +136,20 @@ struct Stages {
       barrier_arrive(empty + stage);
     } else {
 #pragma unroll
-      for (int block = 0; block < kSharing; ++block) barrier_arrive_in_block(empty + stage, block);
+      for (int block = 0; block < kSharing; ++block)
+        barrier_arrive_in_block(empty + stage, first_sharing() + block);
     }
   }
+  // Of the blocks that share x with this one: which one it is, and the number of the first in the cluster.
+  __device__ static int share() { return static_cast<int>(block_of_cluster()) % kSharing; }
+  __device__ static int first_sharing() { return static_cast<int>(block_of_cluster()) - share(); }
   // A block's strip, of those side by side.
   __device__ static int strip_of(int strips) {
     if constexpr (kSharing == 1) return strips;
-    return strips * kSharing + static_cast<int>(block_of_cluster());
+    return strips * kSharing + share();
   }
   __device__ float4* sent() const { return reinterpret_cast<float4*>(memory + kCount * kBytes); }
+  __device__ std::byte* tile() const { return memory + kCount * kBytes + kSentBytes; }
 };
 
 // A stage's columns of a strip.
@@ -160,10 +194,10 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
       if constexpr (S::kSharing == 1) {
         load_box(stages.x(stage, box), x, column, 0, stages.full + stage, often);
       } else {
-        constexpr uint16_t kAll = (1 << S::kSharing) - 1;
-        const int row = static_cast<int>(block_of_cluster()) * S::kXRowsBrought;
+        const auto all = static_cast<uint16_t>(((1 << S::kSharing) - 1) << S::first_sharing());
+        const int row = S::share() * S::kXRowsBrought;
         load_box_in_blocks(
-            stages.x(stage, box) + row * kRowBytes, x, column, row, stages.full + stage, kAll, often);
+            stages.x(stage, box) + row * kRowBytes, x, column, row, stages.full + stage, all, often);
       }
     }
   };
@@ -188,6 +222,25 @@ __device__ inline void bring_tiles(const CUtensorMap& w,
     place.advance(args.steps);
     cursor.advance();
   }
+}
+
+// The threads of a block that multiply meet.
+template <typename S>
+__device__ inline void barrier_of_multipliers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(S::kMultipliers) : "memory");
+}
+
+// At the end of blocks that share x, by whole warps behind the last stage that they read: what one has asked
+// for may still be on its way to another.
+__device__ inline void await_readers() {
+  arrive_at_cluster();
+  await_cluster();
+}
+
+// A thread's sums of the i-th eight tokens.
+template <int kSums>
+__device__ inline float4 sums_of_group(const float (&sums)[kSums], int i) {
+  return make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
 }
 
 // The number of this thread's warp: the same in all lanes, and the compiler is to know it, as products are

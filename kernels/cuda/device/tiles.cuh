@@ -17,6 +17,24 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// 16 bytes at a shared address.
+__device__ inline float4 load_shared(uint32_t from) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+__device__ inline void store_shared(uint32_t to, float4 value) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "f"(value.x),
+               "f"(value.y),
+               "f"(value.z),
+               "f"(value.w)
+               : "memory");
+}
+
 // 16 bytes from global to shared memory, zeros where `there` is false; `from` must be readable all the same.
 __device__ inline void copy_async(uint4* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n"
@@ -64,6 +82,16 @@ __device__ inline void store_matrices(uint4* row, const uint32_t (&from)[4]) {
       "r"(from[2]),
       "r"(from[3])
       : "memory");
+}
+
+// The same, transposed, to a shared address.
+__device__ inline void store_matrices_transposed(uint32_t row, const uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row),
+               "r"(from[0]),
+               "r"(from[1]),
+               "r"(from[2]),
+               "r"(from[3])
+               : "memory");
 }
 
 }  // namespace llm_dist::kernels
