@@ -5,13 +5,14 @@
 
 #include "comm/p2p/peer_layout.h"
 #include "src/base/dtype.h"
+#include "src/device/peer_terms.h"
 
 namespace llm_dist::comm {
 
 // What a rank's kernels work with; nothing in it changes from call to call, so that graphs replay.
 struct PeerView {
   std::byte* memory[kMaxPeerRanks] = {};  // by rank; this rank's own too
-  const uint32_t* aborted = nullptr;      // host memory; not 0: give up
+  device::AbortWords aborted;
   PeerLayout layout;
   int rank = 0;
   int size = 0;

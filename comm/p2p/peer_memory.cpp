@@ -130,7 +130,9 @@ Status PeerResources::take_memory() {
       cudaHostAlloc(&word, sizeof *aborted_, cudaHostAllocPortable | cudaHostAllocMapped), "a pinned word"));
   aborted_ = static_cast<uint32_t*>(word);
   *aborted_ = 0;
-  view_.aborted = aborted_;
+  view_.aborted = {
+      .told = aborted_,
+      .seen = reinterpret_cast<uint32_t*>(static_cast<std::byte*>(memory) + view_.layout.aborted)};
   return ok_status();
 }
 

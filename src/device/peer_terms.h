@@ -8,6 +8,12 @@
 
 namespace llm_dist::device {
 
+// Words that are not 0 where nobody is to wait any more.
+struct AbortWords {
+  const uint32_t* told = nullptr;  // in the host's memory
+  uint32_t* seen = nullptr;        // in this rank's: once one of its threads has read the other
+};
+
 struct PeerTerms {
   static constexpr int kMostRanks = 8;
 
@@ -19,7 +25,7 @@ struct PeerTerms {
   int64_t slot_bytes = 0;
   // By row, in this rank's memory: sums of such a row that it has ended.
   uint64_t* calls = nullptr;
-  const uint32_t* aborted = nullptr;  // in the host's memory: not 0 where nobody is to wait any more
+  AbortWords aborted;
   // 0: everyone gets all of a term. Otherwise rank r gets what is in the r-th run of so many columns.
   int part_columns = 0;
   int rank = 0;

@@ -34,8 +34,10 @@ class CudaLinear : public CudaLinearTest {
     const Twin apart = output_twin(wide ? DType::kF32 : dtype, {m, n + 1});
     const Twin out = apart.cut([&](const Tensor& all) { return all.narrow(1, 0, n); });
     run_both(&OpTable::linear, [&](auto pick) {
-      return LinearParams{
-          .x = pick(x), .weight = dense_weight(w, pick), .bias = pick(bias), .out = pick(out)};
+      return LinearParams{.x = pick(x),
+                          .weight = dense_weight(w, pick),
+                          .bias = wide ? Tensor{} : pick(bias),
+                          .out = pick(out)};
     });
     expect_same(apart, wide ? 2e-4 : 2 * tolerance(dtype));
   }
@@ -212,7 +214,7 @@ TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
       for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_linear(dtype, wide, m, 576, k);
     }
     check_linear(dtype, false, 128, 5120, 320);
-    check_linear(dtype, false, 96, 30002, 136);
+    check_linear(dtype, false, 96, 30000, 136);
     check_linear(dtype, true, 128, 17000, 576);
   }
 }

@@ -36,6 +36,7 @@ class CudaRowTerms : public CudaLinearTest {
     std::vector<Twin> memory;  // [2][ranks][rows][row], of bytes
     Twin calls;                // u64 [rows]
     std::shared_ptr<device::Buffer> aborted;
+    Twin seen;  // AbortWords::seen
     device::PeerTerms terms;
   };
   Twin bytes_twin(int64_t bytes, int value) {
@@ -58,7 +59,9 @@ class CudaRowTerms : public CudaLinearTest {
     ranks.terms.source_bytes = of.rows * kRowBytes;
     ranks.terms.slot_bytes = of.size * of.rows * kRowBytes;
     ranks.terms.calls = static_cast<uint64_t*>(ranks.calls.gpu.data);
-    ranks.terms.aborted = reinterpret_cast<const uint32_t*>(ranks.aborted->data());
+    ranks.seen = bytes_twin(sizeof(uint32_t), 0);
+    ranks.terms.aborted = {.told = reinterpret_cast<const uint32_t*>(ranks.aborted->data()),
+                           .seen = static_cast<uint32_t*>(ranks.seen.gpu.data)};
     ranks.terms.rank = of.rank;
     ranks.terms.size = of.size;
     return ranks;

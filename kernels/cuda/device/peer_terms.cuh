@@ -19,10 +19,15 @@ namespace llm_dist::kernels {
 
 inline constexpr uint32_t kNotCome = 0xffffffffu;
 
-// A wait looks at its peers this often between two looks at the host's word, which is far away: a look of ten
-// thousand threads at once can take 0.3 ms. It has to be far less often than that: ranks whose looks make
-// each other late would go on looking, call after call.
-inline constexpr uint32_t kPollsPerLook = 2048;
+// A wait looks at its peers this often between two looks at the host's word, which is far away: those of ten
+// thousand threads at once can take 0.3 ms. All looks of a wait have to take much less time than the wait, or
+// they make their rank late, the peers wait and look the longer, and so on, call after call. The 2048 warps
+// of 128 rows, whose polls take some 1 µs, look as often as once in 32 µs.
+inline constexpr uint32_t kPollsPerLook = 1 << 16;
+// And this often between two at the word in its own memory, which whoever has looked leaves for the others
+// and for the kernels that are still to come: each of these would otherwise wait for a look of its own.
+inline constexpr uint32_t kPollsPerLookNearby = 1 << 11;
+static_assert(kPollsPerLook % kPollsPerLookNearby == 0);
 
 __device__ inline uint32_t load_relaxed(const uint32_t* from) {
   uint32_t value;
@@ -42,8 +47,12 @@ __device__ inline uint32_t first_poll() {
   return (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * kApart % kPollsPerLook;
 }
 
-__device__ inline bool gives_up(const uint32_t* aborted, uint32_t& polls) {
-  return ++polls % kPollsPerLook == 0 && load_relaxed(aborted) != 0;
+__device__ inline bool gives_up(const device::AbortWords& aborted, uint32_t& polls) {
+  if (++polls % kPollsPerLookNearby != 0) return false;
+  if (load_relaxed(aborted.seen) != 0) return true;
+  if (polls % kPollsPerLook != 0 || load_relaxed(aborted.told) == 0) return false;
+  asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(aborted.seen) : "memory");
+  return true;
 }
 
 __device__ inline uint32_t as_term(uint32_t word) { return word == kNotCome ? 0x7fff7fffu : word; }
