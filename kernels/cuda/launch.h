@@ -90,7 +90,7 @@ void with_vec_width(bool vectorizable, Run&& run) {
   }
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Threads of a block that walks `items` items: whole warps, at most `most`.
 inline int threads_for(int64_t items, int most) {

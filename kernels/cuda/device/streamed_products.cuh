@@ -21,7 +21,7 @@ struct Reading : Cursor<S::kCount> {
     --left;
   }
   // Whether the stage in front of this one is filled again. Of the others nobody says that they are empty:
-  // who shares x with this block waits for nothing any more, and may have ended.
+  // who shares x with this block waits for none of that any more, and the word could come when it has ended.
   __device__ bool refills_last() const { return left >= S::kCount; }
 };
 
