@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "src/base/tensor.h"
+#include "src/device/handed_rows.h"
 #include "src/device/peer_terms.h"
 #include "src/device/stream.h"
 
@@ -28,6 +29,9 @@ struct SharesAndNorm {
   Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
   Tensor out;  // [rows, hidden], all of them on every rank: shared_out()
+  // out gets this rank's rows alone: the next kernel of the group's ranks hands them to the others
+  // (NormReducer::handed_rows). The same on every rank.
+  bool kept = false;
 };
 
 // A capability that a Communicator may offer. Its calls are in order with the communicator's others, under
@@ -59,6 +63,9 @@ class NormReducer {
   virtual void hand_terms() = 0;
   // Where out has to be; it stays until the group's next call.
   virtual Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const = 0;
+  // What hands the rows that such a call has kept. Nowhere (size 0) where every rank has to leave them to the
+  // call; the same on every rank. Who hands rows waits on all of a GPU's processors, as who takes terms.
+  virtual device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype) const = 0;
   virtual void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) = 0;
   // The sum and the addition alone. residual: [rows/n, hidden].
   virtual void add_shares(const Tensor& residual, device::Stream& stream) = 0;

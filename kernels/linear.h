@@ -10,6 +10,9 @@
 
 namespace llm_dist::kernels {
 
+// Products hand rows of x among ranks where each has a multiple of so many (OpTable::hands_rows).
+inline constexpr int64_t kHandedRows = 512;
+
 struct LinearParams {
   Tensor x;       // [num_tokens, k] activations, contiguous rows
   Weight weight;  // [n, k], as prepare_weight left it

@@ -13,6 +13,7 @@
 #include "kernels/rope_append.h"
 #include "kernels/sample.h"
 #include "kernels/token_state.h"
+#include "src/device/handed_rows.h"
 
 namespace llm_dist::kernels {
 
@@ -30,6 +31,16 @@ struct OpTable {
   // Whether linear_shares of many rows by this weight is one kernel, and not as many products as there are
   // shares.
   bool (*makes_shares)(const OpState&, const Weight&, bool has_bias, DType activation);
+  // Whether products by this weight hand rows of x among so many ranks, where each has a multiple of
+  // kHandedRows.
+  bool (*hands_rows)(const OpState&, const Weight&, bool has_bias, DType activation, int ranks);
+  // linear and linear_silu_and_mul where this rank has only its own rows of x, and hands them to the others;
+  // for what hands_rows says yes to.
+  void (*linear_of_handed)(OpState&, device::Stream&, const LinearParams&, const device::HandedRows&);
+  void (*linear_silu_and_mul_of_handed)(OpState&,
+                                        device::Stream&,
+                                        const LinearSiluAndMulParams&,
+                                        const device::HandedRows&);
   // linear, whose kernel may send out's rows to the ranks: whether it does. Then the next kernel on the
   // stream is the one that takes them.
   bool (*linear_terms)(OpState&, device::Stream&, const LinearTermsParams&);

@@ -31,6 +31,19 @@ class Ops {
     run("linear", p.product.x.dim(0), issue, p.product);
     return sent;
   }
+  // Seen as the products that they are.
+  void linear_of_handed(const LinearParams& p, const device::HandedRows& rows) const {
+    auto issue = [&](OpState& state, device::Stream& stream, const LinearParams&) {
+      table_->linear_of_handed(state, stream, p, rows);
+    };
+    run("linear", p.x.dim(0), issue, p);
+  }
+  void linear_silu_and_mul_of_handed(const LinearSiluAndMulParams& p, const device::HandedRows& rows) const {
+    auto issue = [&](OpState& state, device::Stream& stream, const LinearSiluAndMulParams&) {
+      table_->linear_silu_and_mul_of_handed(state, stream, p, rows);
+    };
+    run("linear_silu_and_mul", p.x.dim(0), issue, p);
+  }
   // False: nothing has been done (OpTable). An observer is to see the sum.
   bool add_rms_norm_of_terms(const AddRmsNormOfTermsParams& p) const {
     return observer_ == nullptr && table_->add_rms_norm_of_terms(*state_, *stream_, p);

@@ -12,7 +12,7 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
                                            int64_t input_size,
                                            bool bias)
     : context_(context), region_(context, input_size) {
-  MatrixSlot matrix{.target = &weight_, .cols = input_size};
+  MatrixSlot matrix{.target = &weight_, .cols = input_size, .hands_rows = &hands_rows_, .has_bias = bias};
   VectorSlot vector{.target = &bias_};
   for (const ColumnPart& part : parts) {
     matrix.pieces.push_back(
@@ -27,11 +27,21 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
   if (bias) context.weights->vectors.push_back(std::move(vector));
 }
 
-Tensor ColumnParallelLinear::forward(const Tensor& x, const StepView& step) const {
-  Tensor whole = region_.gather_to_whole(x, step);
+Tensor ColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
+  Tensor whole = region_.gather_to_whole(x.rows, step);
   Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
-  context_.ops->linear({.x = whole, .weight = weight_, .bias = bias_, .out = out});
+  const kernels::LinearParams product{.x = whole, .weight = weight_, .bias = bias_, .out = out};
+  if (x.handed.size > 0) {
+    context_.ops->linear_of_handed(product, x.handed);
+  } else {
+    context_.ops->linear(product);
+  }
   return out;
+}
+
+bool ColumnParallelLinear::hands_rows(const StepView& step) const {
+  return hands_rows_ && step.sequence_parallel &&
+         step.num_tokens % (context_.mesh.tp() * kernels::kHandedRows) == 0;
 }
 
 GatedColumnParallelLinear::GatedColumnParallelLinear(
@@ -42,15 +52,20 @@ GatedColumnParallelLinear::GatedColumnParallelLinear(
   CHECK_EQ(gate.rows.count, up.rows.count);
 }
 
-Tensor GatedColumnParallelLinear::forward(const Tensor& x, const StepView& step) const {
+Tensor GatedColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
   const Context& context = merged_.context_;
   Tensor out = context.arena->get(output_, step.num_tokens, output_size_);
-  context.ops->linear_silu_and_mul(
-      {.x = merged_.region_.gather_to_whole(x, step),
-       .weight = merged_.weight_,
-       .bias = merged_.bias_,
-       .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
-       .out = out});
+  const kernels::LinearSiluAndMulParams product{
+      .x = merged_.region_.gather_to_whole(x.rows, step),
+      .weight = merged_.weight_,
+      .bias = merged_.bias_,
+      .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
+      .out = out};
+  if (x.handed.size > 0) {
+    context.ops->linear_silu_and_mul_of_handed(product, x.handed);
+  } else {
+    context.ops->linear_silu_and_mul(product);
+  }
   return out;
 }
 

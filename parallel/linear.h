@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/norm.h"
 #include "parallel/partition.h"
 #include "parallel/sequence_region.h"
 
@@ -26,7 +27,9 @@ class ColumnParallelLinear {
                        int64_t input_size,
                        bool bias);
   // x: local [local_tokens, input_size] → whole [num_tokens, local features].
-  Tensor forward(const Tensor& x, const StepView& step) const;
+  Tensor forward(const Normed& x, const StepView& step) const;
+  // Whether the product of such a step can hand rows of x among the ranks (Normed::handed).
+  bool hands_rows(const StepView& step) const;
   int64_t output_size() const { return output_size_; }
 
  private:
@@ -37,6 +40,7 @@ class ColumnParallelLinear {
   Arena::Id output_ = -1;
   Weight weight_;
   Tensor bias_;
+  bool hands_rows_ = false;  // on all ranks
 };
 
 // The gate-up projection with its activation: y[local features] = silu(x · Gᵀ) · (x · Uᵀ).
@@ -46,7 +50,8 @@ class GatedColumnParallelLinear {
   GatedColumnParallelLinear(
       const Context& context, const ColumnPart& gate, const ColumnPart& up, int64_t input_size, bool bias);
   // x: local [local_tokens, input_size] → whole [num_tokens, local features].
-  Tensor forward(const Tensor& x, const StepView& step) const;
+  Tensor forward(const Normed& x, const StepView& step) const;
+  bool hands_rows(const StepView& step) const { return merged_.hands_rows(step); }
 
  private:
   ColumnParallelLinear merged_;

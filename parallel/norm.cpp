@@ -9,12 +9,12 @@ RmsNorm::RmsNorm(const Context& context, const std::string& name, int64_t hidden
   context.weights->vectors.push_back({&weight_, hidden_size, {{name + ".weight", 0, hidden_size, 0, 1, 0}}});
 }
 
-Tensor RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual) const {
-  if (x.is_partial()) return sum_and_norm(x, residual);
-  if (x.is_scattered()) return sum_and_norm_shares(residual);
+Normed RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual, bool reader_hands) const {
+  if (x.is_partial()) return {sum_and_norm(x, residual)};
+  if (x.is_scattered()) return sum_and_norm_shares(residual, reader_hands);
   context_.ops->add_rms_norm(
       {.x = x.sum(), .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = x.sum()});
-  return x.sum();
+  return {x.sum()};
 }
 
 Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) const {
@@ -38,22 +38,28 @@ Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) cons
   return term;
 }
 
-Tensor RmsNorm::sum_and_norm_shares(const Tensor& residual) const {
+Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, bool reader_hands) const {
   comm::NormReducer& reducer = *context_.norm_reducer;
   const int64_t rows = residual.dim(0) * context_.mesh.tp();
   const Tensor out = reducer.shared_out(rows, residual.dim(1), residual.dtype);
+  Normed normed{out};
+  if (reader_hands) normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype);
   context_.ops->observed(
       kernels::CallKind::kCollective, "add_rms_norm_of_shares", rows, [&](device::Stream& stream) {
-        reducer.add_rms_norm_of_shares(
-            {.residual = residual, .weight = weight_, .epsilon = epsilon_, .out = out}, stream);
+        reducer.add_rms_norm_of_shares({.residual = residual,
+                                        .weight = weight_,
+                                        .epsilon = epsilon_,
+                                        .out = out,
+                                        .kept = normed.handed.size > 0},
+                                       stream);
       });
-  return out;
+  return normed;
 }
 
-Tensor RmsNorm::norm(const Tensor& residual) const {
+Normed RmsNorm::norm(const Tensor& residual) const {
   Tensor out = context_.arena->get(output_, residual.dim(0), residual.dim(1));
   context_.ops->rms_norm({.x = residual, .weight = weight_, .epsilon = epsilon_, .out = out});
-  return out;
+  return {out};
 }
 
 }  // namespace llm_dist::parallel

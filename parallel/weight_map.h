@@ -31,7 +31,10 @@ struct MatrixSlot {
   bool is_linear = false;  // of a layer between embedding and head, which may be quantized as it is loaded
   // Of a row-parallel layer, whose products are terms of a sum over the tensor group.
   bool makes_terms = false;
-  bool has_bias = false;  // beside those, on this rank
+  // Of a column-parallel layer, which reads whole rows: where it is told whether its products hand the rows
+  // among the ranks.
+  bool* hands_rows = nullptr;
+  bool has_bias = false;  // of a layer of these two kinds, on this rank
 };
 
 // A vector (norm weight, bias) in the activations' dtype.

@@ -118,6 +118,23 @@ Tensor PeerCommunicator::shared_out(int64_t rows, int64_t hidden, DType dtype) c
   return shared_rows(info_.rank, resources_->view().layout.normed, rows, hidden, dtype);
 }
 
+device::HandedRows PeerCommunicator::handed_rows(int64_t rows, int64_t hidden, DType dtype) const {
+  const PeerView& view = resources_->view();
+  if (!takes_shares(rows, hidden, dtype) || view.shares_gpu || view.under_mps) return {};
+  auto word = [&](int64_t offset) { return view.memory[view.rank] + offset; };
+  device::HandedRows handed{.calls = reinterpret_cast<const uint64_t*>(word(view.layout.kept_calls)),
+                            .warps_done = reinterpret_cast<uint32_t*>(word(view.layout.handing_done)),
+                            .share_bytes = rows / view.size * hidden * dtype_bytes(dtype),
+                            .aborted = view.aborted,
+                            .rank = view.rank,
+                            .size = view.size};
+  for (int rank = 0; rank < view.size; ++rank) {
+    handed.rows[rank] = view.memory[rank] + view.layout.normed;
+    handed.come[rank] = reinterpret_cast<uint64_t*>(view.memory[rank] + view.layout.handed_flags);
+  }
+  return handed;
+}
+
 void PeerCommunicator::add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) {
   const int64_t rows = call.residual.dim(0) * info_.size;
   const int64_t hidden = call.weight.numel();
@@ -125,30 +142,28 @@ void PeerCommunicator::add_rms_norm_of_shares(const SharesAndNorm& call, device:
   CHECK(is_like(call.out, rows, hidden, dtype), "{}", call.out.to_string());
   CHECK(call.out.data == shared_out(rows, hidden, dtype).data, "an out that the peers do not see");
   CHECK(call.weight.dtype == dtype && is_packed(call.weight), "{}", call.weight.to_string());
-  sum_shares(call.residual, call.weight, call.epsilon, stream);
+  CHECK(!call.kept || handed_rows(rows, hidden, dtype).size > 0, "{} rows to be kept", rows);
+  sum_shares(call, stream);
 }
 
 void PeerCommunicator::add_shares(const Tensor& residual, device::Stream& stream) {
-  sum_shares(residual, {}, 0, stream);
+  sum_shares({.residual = residual}, stream);
 }
 
-// weight: empty where nothing is normed.
-void PeerCommunicator::sum_shares(const Tensor& residual,
-                                  const Tensor& weight,
-                                  float epsilon,
-                                  device::Stream& stream) {
-  const int64_t share = residual.dim(0);
-  const int64_t hidden = residual.dim(1);
-  const DType dtype = residual.dtype;
-  CHECK(takes_shares(share * info_.size, hidden, dtype) && is_like(residual, share, hidden, dtype),
+void PeerCommunicator::sum_shares(const SharesAndNorm& call, device::Stream& stream) {
+  const int64_t share = call.residual.dim(0);
+  const int64_t hidden = call.residual.dim(1);
+  const DType dtype = call.residual.dtype;
+  CHECK(takes_shares(share * info_.size, hidden, dtype) && is_like(call.residual, share, hidden, dtype),
         "a sum of shares of {}",
-        residual.to_string());
-  const ShareRows rows{.residual = residual.data,
-                       .weight = weight.data,
-                       .epsilon = epsilon,
+        call.residual.to_string());
+  const ShareRows rows{.residual = call.residual.data,
+                       .weight = call.weight.data,
+                       .epsilon = call.epsilon,
                        .rows = static_cast<int>(share),
                        .width = static_cast<int>(hidden),
-                       .handed = are_handed(share * info_.size, hidden, dtype)};
+                       .handed = are_handed(share * info_.size, hidden, dtype),
+                       .kept = call.kept};
   issue("a sum of shares over peer memory", stream, [&](cudaStream_t on) {
     return norm_shares(resources_->view(), dtype, rows, on);
   });

@@ -35,6 +35,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override;
   void hand_terms() override { hands_terms_ = true; }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override;
+  device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype) const override;
   void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) override;
   void add_shares(const Tensor& residual, device::Stream& stream) override;
 
@@ -45,7 +46,8 @@ class PeerCommunicator : public Communicator, public NormReducer {
   Tensor shared_rows(int rank, int64_t offset, int64_t rows, int64_t hidden, DType dtype) const;
   // Whether terms of so many rows of all ranks stand with the ranks whose rows they are.
   bool are_handed(int64_t rows, int64_t hidden, DType dtype) const;
-  void sum_shares(const Tensor& residual, const Tensor& weight, float epsilon, device::Stream& stream);
+  // Without a weight and out nothing is normed.
+  void sum_shares(const SharesAndNorm& call, device::Stream& stream);
   // How ranks exchange parts of so many bytes; none: too large.
   std::optional<PeerWay> way_of_parts(int64_t part_bytes) const;
   // None: too large.

@@ -22,6 +22,12 @@
 // What a product has stored at a peer's is there before the release that tells the peer so: the kernel that
 // releases begins its work when the product has ended.
 //
+// Of a call whose rows are kept, the products behind, one on each rank, meet in the place of its blocks the
+// second time: each hands its rank's rows to the peers, and ends when all of theirs have come
+// (kernels/cuda/device/handed_rows.cuh). So both of the above hold where "its call n" is the product behind
+// it. A product hands rows when its rank's call has ended, for which the peers' kernels before their call n
+// have: nobody reads the rows of call n - 1 any more.
+//
 // The sum is rounded as all_reduce_sum rounds it, and squares are added up in norm_row's order: the bits of
 // the calls apart.
 #include <algorithm>
@@ -57,6 +63,7 @@ struct ShareRow {
   int64_t terms = 0;    // in bytes, from one rank's term to the next one's
   int64_t normed = 0;   // in bytes, among all normed rows
   int units = 0;
+  int receivers = 0;  // of the normed row: this rank alone, or all
 };
 
 // Known early where it can be.
@@ -101,7 +108,7 @@ __device__ void add_units(const PeerView& peers, const ShareRow<T>& row, int fir
   }
 }
 
-// Norms a unit, and hands it to every rank, this one first.
+// Norms a unit, and hands it to all who get the row, this rank first.
 template <int kMostRanks, typename T>
 __device__ void send_normed(
     const PeerView& peers, const ShareRow<T>& row, int unit, uint4 sum, float scale, uint4 weight) {
@@ -115,7 +122,7 @@ __device__ void send_normed(
   kernels::store_vec<kVec>(values, reinterpret_cast<T*>(&normed));
 #pragma unroll
   for (int distance = 0; distance < kMostRanks; ++distance) {
-    if (distance >= size_of<kMostRanks>(peers)) break;
+    if (distance >= row.receivers) break;
     at<uint4>(peers, peer_behind(peers, distance), peers.layout.normed + row.normed)[unit] = normed;
   }
 }
@@ -204,16 +211,19 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
                             .term = (rows.handed ? index : of_all) * row_bytes,
                             .terms = rows.handed ? rows.rows * row_bytes : 0,
                             .normed = of_all * row_bytes,
-                            .units = units};
+                            .units = units,
+                            .receivers = rows.kept ? 1 : size_of<kMostRanks>(peers)};
       if constexpr (kKeeps) {
         norm_kept_row<kMostRanks>(peers, rows, row, kept + (1 + warp) * units, kept);
       } else {
         norm_long_row<kMostRanks>(peers, rows, row);
       }
     }
-    (void)meet_peers(peers, peers.layout.normed_flags, number);
+    if (!rows.kept) (void)meet_peers(peers, peers.layout.normed_flags, number);
   }
-  if (threadIdx.x == 0) *calls = number;  // read by all before they met
+  if (threadIdx.x > 0) return;
+  *calls = number;  // read by all before they met
+  if (rows.kept && blockIdx.x == 0) ++*at<uint64_t>(peers, peers.rank, peers.layout.kept_calls);
 }
 
 using Kernel = void (*)(PeerView, ShareRows);

@@ -7,7 +7,7 @@
 namespace llm_dist::comm {
 
 // This rank's share of the rows; the others lie before and behind it, in rank order. Normed rows go to where
-// every rank's layout wants them.
+// every rank's layout wants them, unless they are kept.
 struct ShareRows {
   void* residual = nullptr;      // [rows, width]
   const void* weight = nullptr;  // [width]; null: nothing is normed
@@ -17,6 +17,7 @@ struct ShareRows {
   // All ranks' terms of these rows stand here, one rank's behind the other's. Otherwise each rank has its
   // own, one share's behind the other's.
   bool handed = false;
+  bool kept = false;  // normed rows go to this rank's memory alone (comm/norm_reducer.h)
 };
 
 // Whether the kernel is made for it: `rows` of all ranks together.

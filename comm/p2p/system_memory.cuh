@@ -35,16 +35,6 @@ __device__ inline Packet load_packet(const Packet* from) {
   return packet;
 }
 
-__device__ inline void store_release(uint64_t* to, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
-}
-
-__device__ inline uint64_t load_acquire(const uint64_t* from) {
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-  return value;
-}
-
 // What a peer wrote before a value of its that this block has acquired. In order with the waits before it.
 __device__ inline uint4 load_staged(const uint4* from) {
   uint4 raw;
@@ -60,6 +50,8 @@ __device__ inline uint4 load_staged(const uint4* from) {
 // cache on the way may answer, and no line is spent on what is read once.
 __device__ inline uint4 load_from_peer(const uint4* from) { return kernels::load_term(from); }
 
+using kernels::load_acquire;
 using kernels::load_relaxed;
+using kernels::store_release;
 
 }  // namespace llm_dist::comm

@@ -20,6 +20,9 @@ const OpTable& cpu_ops() {
       .workspace_bytes = cpu_workspace_bytes,
       .takes_weight = takes_weight_cpu,
       .makes_shares = [](const OpState&, const Weight&, bool, DType) { return false; },
+      .hands_rows = [](const OpState&, const Weight&, bool, DType, int) { return false; },
+      .linear_of_handed = nullptr,
+      .linear_silu_and_mul_of_handed = nullptr,
       .linear_terms =
           [](OpState& state, device::Stream& stream, const LinearTermsParams& params) {
             linear_cpu(state, stream, params.product);

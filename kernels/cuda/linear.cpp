@@ -52,6 +52,14 @@ void check_linear(const LinearParams& params) {
         params.bias.to_string());
 }
 
+void check_handed(const Tensor& x, const device::HandedRows& rows) {
+  CHECK(rows.size == 0 || (x.data == rows.rows[rows.rank] && x.is_contiguous() &&
+                           x.bytes() == rows.size * rows.share_bytes),
+        "{} is not where {} ranks hand their rows",
+        x.to_string(),
+        rows.size);
+}
+
 MatmulOperands operands_of(const LinearParams& params) {
   return {.x = params.x.data,
           .w = params.weight.parts[0].data,
@@ -73,6 +81,20 @@ MatmulShape shape_of(const LinearParams& params, const MatmulOperands& operands)
           .alignment = common_alignment(operands)};
 }
 
+// Of so many contiguous rows by a weight, wherever they stand.
+MatmulShape shape_by(const Weight& weight, int64_t rows, bool has_bias, DType activation) {
+  return {.m = rows,
+          .n = weight.n,
+          .k = weight.k,
+          .x_stride = weight.k,
+          .y_stride = weight.n,
+          .in = activation,
+          .out = activation,
+          .has_bias = has_bias,
+          .f8_weight = weight.scheme == WeightScheme::kF8E4M3,
+          .alignment = common_alignment({.w = weight.parts[0].data})};
+}
+
 void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
@@ -87,12 +109,21 @@ void run(CudaOpState& state,
 
 }  // namespace
 
-void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& params) {
+void linear_of_handed_cuda(OpState& state,
+                           device::Stream& stream,
+                           const LinearParams& params,
+                           const device::HandedRows& rows) {
   check_linear(params);
+  check_handed(params.x, rows);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.out.numel() == 0) return;
-  const MatmulOperands operands = operands_of(params);
+  MatmulOperands operands = operands_of(params);
+  operands.handed = rows;
   run(as_cuda_state(state), shape_of(params, operands), operands, cuda);
+}
+
+void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& params) {
+  linear_of_handed_cuda(state, stream, params, {});
 }
 
 bool linear_terms_cuda(OpState& state, device::Stream& stream, const LinearTermsParams& params) {
@@ -118,19 +149,13 @@ bool linear_terms_cuda(OpState& state, device::Stream& stream, const LinearTerms
 
 bool makes_shares_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation) {
   constexpr int64_t kManyRows = 4096;
-  const MatmulShape shape{
-      .m = kManyRows,
-      .n = weight.n,
-      .k = weight.k,
-      .x_stride = weight.k,
-      .y_stride = weight.n,
-      .in = activation,
-      .out = activation,
-      .has_bias = has_bias,
-      .f8_weight = weight.scheme == WeightScheme::kF8E4M3,
-      .alignment = common_alignment({.w = weight.parts[0].data}),
-  };
-  return static_cast<const CudaOpState&>(state).matmul().prefers_shares(shape, 1);
+  return static_cast<const CudaOpState&>(state).matmul().prefers_shares(
+      shape_by(weight, kManyRows, has_bias, activation), 1);
+}
+
+bool hands_rows_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation, int ranks) {
+  return static_cast<const CudaOpState&>(state).matmul().hands(
+      shape_by(weight, ranks * kHandedRows, has_bias, activation), ranks);
 }
 
 void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
@@ -170,11 +195,15 @@ void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearShar
       shape, operands, std::span(outs).first(static_cast<size_t>(params.num_outs)), params.first, cuda);
 }
 
-void linear_silu_and_mul_cuda(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params) {
+void linear_silu_and_mul_of_handed_cuda(OpState& state,
+                                        device::Stream& stream,
+                                        const LinearSiluAndMulParams& params,
+                                        const device::HandedRows& rows) {
   const Tensor& out = params.out;
   const LinearParams product{
       .x = params.x, .weight = params.weight, .bias = params.bias, .out = params.gate_up};
   check_linear(product);
+  check_handed(params.x, rows);
   check_rows(out);
   CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == out.dtype &&
             out.dim(0) == params.x.dim(0) && 2 * out.dim(1) == params.weight.n,
@@ -185,10 +214,15 @@ void linear_silu_and_mul_cuda(OpState& state, device::Stream& stream, const Line
   if (out.numel() == 0) return;
   MatmulOperands operands = operands_of(product);
   operands.product = std::exchange(operands.y, out.data);
+  operands.handed = rows;
   MatmulShape shape = shape_of(product, operands);
   shape.gated = true;
   shape.y_stride = out.stride(0);
   run(as_cuda_state(state), shape, operands, cuda);
+}
+
+void linear_silu_and_mul_cuda(OpState& state, device::Stream& stream, const LinearSiluAndMulParams& params) {
+  linear_silu_and_mul_of_handed_cuda(state, stream, params, {});
 }
 
 }  // namespace llm_dist::kernels

@@ -264,6 +264,10 @@ bool Matmul::prefers_plain(const MatmulShape& shape) const {
   return shape.m >= kPromptRows && shape.m % PromptLinear::kClusterRows == 0;
 }
 
+bool Matmul::hands(const MatmulShape& shape, int ranks) const {
+  return (shape.gated ? prefers_gated(shape) : prefers_plain(shape)) && prompts_.takes_handed(shape, ranks);
+}
+
 bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
   return kernels_ != LinearKernels::kLibrary && prompts_.takes_shares(shape, shares);
 }
@@ -486,6 +490,7 @@ bool Matmul::sends(const MatmulShape& shape, const device::PeerTerms& terms) con
 
 void Matmul::run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream) {
   CHECK(operands.terms.size == 0 || sends(shape, operands.terms), "{} rows to be sent", shape.m);
+  CHECK(operands.handed.size == 0 || hands(shape, operands.handed.size), "{} rows to be handed", shape.m);
   auto plan = plan_for(shape, operands, stream);
   Status status = plan.status();
   if (status.ok()) status = issue(**plan, shape, (*plan)->choice, operands, stream);

@@ -52,6 +52,9 @@ class Matmul {
   bool sends(const MatmulShape& shape, const device::PeerTerms& terms) const;
   // Issues the product; an error fails the stream.
   void run(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
+  // Whether the kernel that is to run for it hands rows of x that are in so many ranks' shares
+  // (MatmulOperands::handed).
+  bool hands(const MatmulShape& shape, int ranks) const;
   // Whether one kernel makes y in so many runs of rows; then run_shares does (PromptLinear::launch_shares).
   bool prefers_shares(const MatmulShape& shape, int shares) const;
   void run_shares(const MatmulShape& shape,

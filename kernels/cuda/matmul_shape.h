@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "src/base/dtype.h"
-#include "src/device/peer_terms.h"
+#include "src/device/handed_rows.h"
 
 namespace llm_dist::kernels {
 
@@ -38,6 +38,8 @@ struct MatmulOperands {
   // Where y's rows go in the place of y, as terms of sums over ranks; of products that send them
   // (Matmul::sends, FusedRow::sends).
   device::PeerTerms terms;
+  // Of x, where other ranks' rows are still to come; of products that hand this rank's (Matmul::hands).
+  device::HandedRows handed;
 };
 
 }  // namespace llm_dist::kernels

@@ -11,10 +11,16 @@ void add_rms_norm_cuda(OpState&, device::Stream&, const AddRmsNormParams&);
 bool add_rms_norm_of_terms_cuda(OpState&, device::Stream&, const AddRmsNormOfTermsParams&);
 void add_cuda(OpState&, device::Stream&, const AddParams&);
 void linear_cuda(OpState&, device::Stream&, const LinearParams&);
+bool hands_rows_cuda(const OpState&, const Weight&, bool has_bias, DType activation, int ranks);
 bool makes_shares_cuda(const OpState&, const Weight&, bool has_bias, DType activation);
 bool linear_terms_cuda(OpState&, device::Stream&, const LinearTermsParams&);
 void linear_shares_cuda(OpState&, device::Stream&, const LinearSharesParams&);
 void linear_silu_and_mul_cuda(OpState&, device::Stream&, const LinearSiluAndMulParams&);
+void linear_of_handed_cuda(OpState&, device::Stream&, const LinearParams&, const device::HandedRows&);
+void linear_silu_and_mul_of_handed_cuda(OpState&,
+                                        device::Stream&,
+                                        const LinearSiluAndMulParams&,
+                                        const device::HandedRows&);
 void silu_and_mul_cuda(OpState&, device::Stream&, const SiluAndMulParams&);
 void rope_append_cuda(OpState&, device::Stream&, const RopeAppendParams&);
 void attention_cuda(OpState&, device::Stream&, const AttentionParams&);

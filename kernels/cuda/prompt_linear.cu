@@ -22,12 +22,16 @@
 //   tile at the same time, and behind stores that wait for the link, loads wait, too, so the turns of a tile
 //   are spread over the next one. Shares come one after the other, so that all but the last cross while there
 //   is still something to multiply.
+// - x may be in shares, too, of which other ranks have all but the first (device/handed_rows.cuh). Then y is
+//   in the same ones, one behind the other, so that no tile reads rows of two.
 #include <algorithm>
+#include <array>
 
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/prompt_products.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prompt_linear.h"
+#include "kernels/linear.h"
 
 namespace llm_dist::kernels {
 namespace {
@@ -37,13 +41,15 @@ using namespace prompt_products;
 constexpr int64_t kLeastRows = 256;
 static_assert(kMostOutputs == PromptLinear::kMostShares);
 static_assert(Eight::kRows * kTileRows == PromptLinear::kClusterRows);
+static_assert(kHandedRows % PromptLinear::kClusterRows == 0);
 
 // Grid: clusters, as many as run at the same time or there are tiles.
 template <typename T, typename Kind, typename C>
 __global__ void __launch_bounds__(kThreads, 1)
     multiply_tiles(const __grid_constant__ CUtensorMap x,
                    const __grid_constant__ CUtensorMap w,
-                   const __grid_constant__ OutMaps<Kind::kMostShares> y,
+                   const __grid_constant__ OutMaps y,
+                   const __grid_constant__ device::HandedRows handed,
                    const __grid_constant__ TileArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
@@ -66,7 +72,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   if (group == kMultipliers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopierRegisters));
-    if (threadIdx.x == kMultipliers * kGroupThreads) bring_tiles(x, w, walk, memory);
+    constexpr int kHanders = kGroupThreads / kWarpSize - 1;  // of a block: the warps behind the first one
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize - kMultipliers * (kHanders + 1);
+    if (threadIdx.x == kMultipliers * kGroupThreads) bring_tiles(x, w, walk, handed, memory);
+    if (warp > 0 && handed.size > 0 && !args.second)
+      hand_rows(
+          handed, static_cast<int>(blockIdx.x) * kHanders + warp - 1, static_cast<int>(gridDim.x) * kHanders);
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters));
@@ -106,31 +117,33 @@ struct Portion {
 };
 
 template <typename Kind, typename C>
-Portion all_tiles(const MatmulShape& shape, int shares, int clusters) {
+Portion all_tiles(const MatmulShape& shape, int64_t shares, int clusters) {
   const int row_tiles = static_cast<int>(ceil_div(shape.m / shares, C::kRows * kTileRows));
   const int column_tiles = static_cast<int>(shape.columns()) / (C::kColumns * Kind::kColumns);
   return {.row_tiles = row_tiles,
           .column_tiles = column_tiles,
-          .tiles = shares * row_tiles * column_tiles,
+          .tiles = static_cast<int>(shares) * row_tiles * column_tiles,
           .clusters = clusters};
 }
 
-// y's shares in the order of their rows.
-struct Outputs {
-  std::span<void* const> shares;
+// x's and y's rows, in shares of one length.
+struct Shares {
+  std::span<void* const> y;  // in the order of their rows
   int first = 0;
+  device::HandedRows x;
+
+  int64_t count() const { return static_cast<int64_t>(y.size()); }
 };
 
 template <typename T, typename Kind, typename C>
 cudaError_t launch_portion(const TensorMapEncoder& encoder,
                            const MatmulShape& shape,
                            const MatmulOperands& operands,
-                           const Outputs& outputs,
+                           const Shares& shares,
                            const Portion& portion,
                            cudaStream_t stream) {
   constexpr bool kGates = std::is_same_v<Kind, Gated>;
-  const auto shares = static_cast<int>(outputs.shares.size());
-  const int64_t rows = shape.m / shares;
+  const int64_t rows = shape.m / shares.count();
   const int steps = static_cast<int>(shape.k / kStageColumns);
   const TileArgs args{.rows = static_cast<int>(rows),
                       .half_stride = kGates ? static_cast<int>(shape.columns()) : kHalfRows,
@@ -140,19 +153,18 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                       .column_tiles = portion.column_tiles,
                       .first_tile = portion.first_tile,
                       .tiles = portion.tiles,
-                      .first_share = outputs.first,
-                      .shares = shares,
+                      .first_share = shares.first,
+                      .shares = static_cast<int>(shares.count()),
                       .second = portion.second};
   CUtensorMap x;
   CUtensorMap w;
-  OutMaps<Kind::kMostShares> y;
+  OutMaps y;
   cudaError_t error =
       encoder.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, C::kXRows), x);
   if (error == cudaSuccess)
     error = encoder.encode(rows_of(shape.in, operands.w, shape.k, shape.n, shape.k, C::kWRows), w);
-  for (int i = 0; i < shares && error == cudaSuccess; ++i) {
-    const void* share = outputs.shares[static_cast<size_t>(i)];
-    error = encoder.encode(rows_of(shape.out, share, shape.columns(), rows, shape.y_stride, kGroupRows),
+  for (size_t i = 0; i < shares.y.size() && error == cudaSuccess; ++i) {
+    error = encoder.encode(rows_of(shape.out, shares.y[i], shape.columns(), rows, shape.y_stride, kGroupRows),
                            y.of_share[i]);
   }
   auto* kernel = multiply_tiles<T, Kind, C>;
@@ -165,7 +177,7 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                                 .stream = stream,
                                 .shared_bytes = kSharedBytes,
                                 .cluster_blocks = C::kBlocks};
-  return launch_overlapped(kernel, launch, x, w, y, args);
+  return launch_overlapped(kernel, launch, x, w, y, shares.x, args);
 }
 
 // Clusters of eight that find room at the same time. What takes room is the same for every kind.
@@ -177,29 +189,30 @@ int eights_at_once() {
   return clusters_at_once(multiply_tiles<__nv_bfloat16, Gated, Eight>, launch);
 }
 
-// How the tiles of y are divided between clusters of eight and pairs beside them, which get the last ones: so
-// that both end early, and of ways that are as good the one with the fewest pairs' tiles. All to pairs where
-// eights would not pay: of rows or columns that do not fill them.
+// How the tiles of y are divided between clusters of eight and pairs beside them: so that both end early, and
+// of ways that are as good the one with the fewest pairs' tiles. Pairs get the first ones, whose rows of x
+// are there at once where others are still to come. All to pairs where eights would not pay: of rows or
+// columns that do not fill them.
 struct Division {
   Portion eights;
   Portion pairs;
 };
 template <typename Kind>
-Division divide(const MatmulShape& shape, int processors, int eights) {
+Division divide(const MatmulShape& shape, int64_t shares, int processors, int eights) {
   constexpr int kPairs = Eight::kBlocks / Pair::kBlocks;  // in the place of an eight
-  Division best{.eights = {}, .pairs = all_tiles<Kind, Pair>(shape, 1, processors / Pair::kBlocks)};
-  const bool fills =
-      shape.m % PromptLinear::kClusterRows == 0 && shape.columns() % (Eight::kColumns * Kind::kColumns) == 0;
+  Division best{.eights = {}, .pairs = all_tiles<Kind, Pair>(shape, shares, processors / Pair::kBlocks)};
+  const bool fills = shape.m % (shares * PromptLinear::kClusterRows) == 0 &&
+                     shape.columns() % (Eight::kColumns * Kind::kColumns) == 0;
   if (eights == 0 || !fills) return best;
-  const Portion all = all_tiles<Kind, Eight>(shape, 1, eights);
+  const Portion all = all_tiles<Kind, Eight>(shape, shares, eights);
   const int rest = (processors - eights * Eight::kBlocks) / Pair::kBlocks;
   const int most = rest > 0 ? all.tiles / 4 : 0;
   int64_t least = best.pairs.rounds() + 1;
   for (int of_pairs = 0; of_pairs <= most; ++of_pairs) {
     Portion first = all;
+    first.first_tile = of_pairs;
     first.tiles -= of_pairs;
     Portion second = all;
-    second.first_tile = first.tiles;
     second.tiles = of_pairs * kPairs;
     second.clusters = std::max(rest, 1);
     second.second = true;
@@ -216,13 +229,13 @@ cudaError_t launch_divided(const HopperDevice& device,
                            const Division& division,
                            const MatmulShape& shape,
                            const MatmulOperands& operands,
+                           const Shares& shares,
                            cudaStream_t stream) {
-  void* const y[] = {operands.y};
   cudaError_t error = cudaSuccess;
   if (division.eights.tiles > 0)
-    error = launch_portion<T, Kind, Eight>(device.encoder, shape, operands, {y}, division.eights, stream);
+    error = launch_portion<T, Kind, Eight>(device.encoder, shape, operands, shares, division.eights, stream);
   if (error == cudaSuccess && division.pairs.tiles > 0)
-    error = launch_portion<T, Kind, Pair>(device.encoder, shape, operands, {y}, division.pairs, stream);
+    error = launch_portion<T, Kind, Pair>(device.encoder, shape, operands, shares, division.pairs, stream);
   return error;
 }
 
@@ -232,10 +245,17 @@ cudaError_t launch_as(const HopperDevice& device,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       cudaStream_t stream) {
-  const Division division = divide<Kind>(shape, device.processors, eights);
+  const device::HandedRows& handed = operands.handed;
+  std::array<void*, kMostOutputs> y{};
+  const auto count = static_cast<size_t>(std::max(1, handed.size));
+  const int64_t share_bytes = shape.m / static_cast<int64_t>(count) * shape.y_stride * dtype_bytes(shape.out);
+  for (size_t i = 0; i < count; ++i)
+    y[i] = static_cast<std::byte*>(operands.y) + static_cast<int64_t>(i) * share_bytes;
+  const Shares shares{.y = std::span(y).first(count), .first = handed.rank, .x = handed};
+  const Division division = divide<Kind>(shape, shares.count(), device.processors, eights);
   return shape.in == DType::kBF16
-             ? launch_divided<__nv_bfloat16, Kind>(device, division, shape, operands, stream)
-             : launch_divided<__half, Kind>(device, division, shape, operands, stream);
+             ? launch_divided<__nv_bfloat16, Kind>(device, division, shape, operands, shares, stream)
+             : launch_divided<__half, Kind>(device, division, shape, operands, shares, stream);
 }
 
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
@@ -272,6 +292,11 @@ cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
   return launch_as<Plain>(device_, eights_, shape, operands, stream);
 }
 
+bool PromptLinear::takes_handed(const MatmulShape& shape, int shares) const {
+  return takes(device_, shape) && shares <= kMostShares && shape.m % (shares * kClusterRows) == 0 &&
+         shape.x_stride == shape.k;
+}
+
 bool PromptLinear::takes_shares(const MatmulShape& shape, int shares) const {
   return takes_plain(shape) && shares <= kMostShares && shape.m % shares == 0;
 }
@@ -282,12 +307,11 @@ cudaError_t PromptLinear::launch_shares(const MatmulShape& shape,
                                         int first,
                                         cudaStream_t stream) const {
   const Portion all =
-      all_tiles<Plain, Pair>(shape, static_cast<int>(shares.size()), device_.processors / Pair::kBlocks);
-  const Outputs outputs{.shares = shares, .first = first};
+      all_tiles<Plain, Pair>(shape, static_cast<int64_t>(shares.size()), device_.processors / Pair::kBlocks);
+  const Shares of_y{.y = shares, .first = first};
   return shape.in == DType::kBF16
-             ? launch_portion<__nv_bfloat16, Plain, Pair>(
-                   device_.encoder, shape, operands, outputs, all, stream)
-             : launch_portion<__half, Plain, Pair>(device_.encoder, shape, operands, outputs, all, stream);
+             ? launch_portion<__nv_bfloat16, Plain, Pair>(device_.encoder, shape, operands, of_y, all, stream)
+             : launch_portion<__half, Plain, Pair>(device_.encoder, shape, operands, of_y, all, stream);
 }
 
 }  // namespace llm_dist::kernels

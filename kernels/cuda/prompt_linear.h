@@ -31,6 +31,9 @@ class PromptLinear {
                            const MatmulOperands& operands,
                            cudaStream_t stream) const;
 
+  // Gated or plain, with rows of x in so many shares that ranks hand each other (MatmulOperands::handed).
+  bool takes_handed(const MatmulShape& shape, int shares) const;
+
   // A plain y in so many runs of rows, of one length.
   bool takes_shares(const MatmulShape& shape, int shares) const;
   // The i-th run goes to shares[i], where its rows are shape.y_stride apart: this device's memory or what it

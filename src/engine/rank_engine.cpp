@@ -137,6 +137,7 @@ Status RankEngine::build() {
   RETURN_IF_ERROR(arena_.allocate(*parts_.backend));
   RETURN_IF_ERROR(load());
   RETURN_IF_ERROR(agree_on_terms(norm_reducer));
+  RETURN_IF_ERROR(agree_on_rows(norm_reducer));
   ASSIGN_OR_RETURN(
       kv_cache_, KvCache::create(*parts_.backend, kv_spec_of(*model_.model, options_), options_.num_blocks));
   RETURN_IF_ERROR(make_lanes());
@@ -209,6 +210,31 @@ Status RankEngine::agree_on_terms(comm::NormReducer* reducer) {
       std::vector<std::string> all,
       parts_.world->all_gather_bytes(makes ? "yes" : "no", Deadline::after_seconds(kAgreeDeadlineSeconds)));
   if (std::ranges::find(all, "no") == all.end()) reducer->hand_terms();
+  return ok_status();
+}
+
+// A norm that leaves rows to the product behind it does so on every rank. With stages other kernels may wait
+// for a peer on the same GPU, in the room that a product needs to hand its rows.
+Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
+  if (!mesh_.sequence_parallel() || mesh_.pp() > 1) return ok_status();
+  const bool hands = reducer != nullptr && reducer->handed_rows(mesh_.tp() * kernels::kHandedRows,
+                                                                parts_.checkpoint->config().hidden_size,
+                                                                options_.dtype)
+                                                   .size > 0;
+  std::string mine;  // by matrix
+  for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
+    const bool hands_these =
+        hands && slot.hands_rows != nullptr &&
+        parts_.ops->hands_rows(*op_state_, *slot.target, slot.has_bias, options_.dtype, mesh_.tp());
+    mine += hands_these ? 'y' : 'n';
+  }
+  ASSIGN_OR_RETURN(std::vector<std::string> all,
+                   parts_.world->all_gather_bytes(mine, Deadline::after_seconds(kAgreeDeadlineSeconds)));
+  for (size_t i = 0; i < mine.size(); ++i) {
+    bool* hands_rows = weight_map_.matrices[i].hands_rows;
+    if (hands_rows != nullptr)
+      *hands_rows = std::ranges::all_of(all, [i](const std::string& each) { return each.at(i) == 'y'; });
+  }
   return ok_status();
 }
 

@@ -85,6 +85,7 @@ class RankEngine {
   Status agree_on_blocks();
   Status agree_on_shares(const comm::NormReducer* reducer);
   Status agree_on_terms(comm::NormReducer* reducer);
+  Status agree_on_rows(const comm::NormReducer* reducer);
   Status warm_up();
   Status capture_graphs();
 

@@ -14,6 +14,7 @@ namespace {
 using parallel::Context;
 using parallel::Contribution;
 using parallel::Hidden;
+using parallel::Normed;
 using parallel::StepView;
 
 class LlamaAttention {
@@ -38,9 +39,10 @@ class LlamaAttention {
 
   void plan(const StepView& step) const { attention_.plan(step); }
   // Whole [num_tokens, features of this rank's heads].
-  Tensor attend(const Tensor& x, const StepView& step) const {
+  Tensor attend(const Normed& x, const StepView& step) const {
     return attention_.forward(qkv_.forward(x, step), step);
   }
+  bool hands_rows(const StepView& step) const { return qkv_.hands_rows(step); }
   Contribution project(const Tensor& attended, const StepView& step) const {
     return out_.forward(attended, step);
   }
@@ -73,7 +75,8 @@ class LlamaMlp {
                  options.config.mlp_bias),
         down_(context, name + ".down_proj", inner_, options.config.hidden_size, options.config.mlp_bias) {}
 
-  Contribution forward(const Tensor& x, const StepView& step) const {
+  bool hands_rows(const StepView& step) const { return gate_up_.hands_rows(step); }
+  Contribution forward(const Normed& x, const StepView& step) const {
     return down_.forward(gate_up_.forward(x, step), step);
   }
 
@@ -114,12 +117,13 @@ class LlamaBlock {
     return static_cast<float>(options.config.rms_norm_eps);
   }
   Tensor attend(Hidden& hidden, const StepView& step) const {
-    const Tensor x =
-        hidden.x ? input_norm_.add_and_norm(hidden.x, hidden.residual) : input_norm_.norm(hidden.residual);
-    return attention_.attend(x, step);
+    if (!hidden.x) return attention_.attend(input_norm_.norm(hidden.residual), step);
+    return attention_.attend(input_norm_.add_and_norm(hidden.x, hidden.residual, attention_.hands_rows(step)),
+                             step);
   }
   void feed_forward(const Tensor& attended, Hidden& hidden, const StepView& step) const {
-    const Tensor x = mlp_norm_.add_and_norm(attention_.project(attended, step), hidden.residual);
+    const Normed x =
+        mlp_norm_.add_and_norm(attention_.project(attended, step), hidden.residual, mlp_.hands_rows(step));
     hidden.x = mlp_.forward(x, step);
   }
 
@@ -180,7 +184,7 @@ class Llama : public Model {
   }
   Tensor leave(const Hidden& hidden, const StepView& step) override { return stream_.finish(hidden, step); }
   Tensor head(Hidden& hidden, const StepView& step) override {
-    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual),
+    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual).rows,
                           parallel::SampledRows::behind_attention(step));
   }
 

@@ -28,19 +28,26 @@ struct ShareShape {
   int64_t hidden = 0;
 };
 
+// What makes terms out of normed rows: kernels that stand for products, products of a square matrix, or two
+// of them, the first of which reads the rows, and hands them where the norm has kept them.
+enum class Between : uint8_t { kStandIns, kProduct, kTwoProducts };
+
 // One rank's part of calls of some shapes, once in the kernel of shares and once apart. Each shape has a
 // residual stream of its own, since a rank's share of the rows is elsewhere in every shape. The terms of a
 // call are made out of what the call before it has left, by kernels that stand for the products between.
 template <typename T>
 class SharesTwin {
  public:
-  // products: terms are made by real ones, of a square matrix; all shapes are of one width then.
-  SharesTwin(Site& site, GroupUnderTest& group, std::vector<ShareShape> shapes, bool products = false)
+  // With products all shapes are of one width.
+  SharesTwin(Site& site,
+             GroupUnderTest& group,
+             std::vector<ShareShape> shapes,
+             Between between = Between::kStandIns)
       : group_(group),
         reducer_(dynamic_cast<NormReducer&>(*group.comm)),
         backend_(site.backend()),
         shapes_(std::move(shapes)),
-        products_(products) {
+        between_(between) {
     reducer_.hand_terms();
     for (size_t i = 0; i < shapes_.size(); ++i) {
       begin_.push_back(all_elements_);
@@ -56,7 +63,7 @@ class SharesTwin {
             .value()
             ->ops->make_state(backend_, {.max_tokens = most_rows, .linear = kernels::LinearKernels::kOwn})
             .value();
-    for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &spare_})
+    for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &y_, &spare_})
       *buffer = allocate(most, device::MemoryKind::kDevice);
     share_ = allocate(all_elements_ / size(), device::MemoryKind::kDevice);
     residual_ = allocate(all_elements_, device::MemoryKind::kDevice);
@@ -64,10 +71,12 @@ class SharesTwin {
     for (device::Buffer* buffer : {&residual_host_, &download_[0], &download_[1]})
       *buffer = allocate(all_elements_, device::MemoryKind::kPinned);
     upload(weight_, kMostHidden, 77);
-    if (products_) {
+    if (has_products()) {
       const int64_t width = hidden(0);
       matrix_ = allocate(width * width, device::MemoryKind::kDevice);
-      upload(matrix_, width * width, static_cast<uint64_t>(group.rank()) + 33);
+      // Rows keep their size from product to product.
+      const float scale = between_ == Between::kTwoProducts ? 0x1p-5f : 1.0f;
+      upload(matrix_, width * width, static_cast<uint64_t>(group.rank()) + 33, scale);
     }
     upload(start_, most, static_cast<uint64_t>(group.rank()) + 1);
     fill(residual_host_, all_elements_, 99);
@@ -85,15 +94,33 @@ class SharesTwin {
       copy(share_of(i), flat(residual_host_, begin_of_share(i), elements(i) / size()));
     copy(flat(residual_, 0, all_elements_), flat(residual_host_, 0, all_elements_));
     for (const device::Buffer& scratch : scratch_) copy(flat(scratch, 0, most), flat(start_, 0, most));
+    if (between_ == Between::kTwoProducts) copy(flat(y_, 0, most), flat(start_, 0, most));
     copy(flat(x_, 0, most), left_in_out());
   }
-  void shared(size_t shape) {
+  // kept: normed rows are, where the product in front of the next call can hand them.
+  void shared(size_t shape, bool kept = false) {
     hand_terms(shape);
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
     const Tensor weight = flat(weight_, 0, hidden(shape));
+    kept = kept && between_ == Between::kTwoProducts && rows(shape) % (size() * kernels::kHandedRows) == 0;
     reducer_.add_rms_norm_of_shares(
-        {.residual = share_in_rows(shape), .weight = weight, .epsilon = 1e-5f, .out = out}, *group_.stream);
+        {.residual = share_in_rows(shape), .weight = weight, .epsilon = 1e-5f, .out = out, .kept = kept},
+        *group_.stream);
+    if (between_ != Between::kTwoProducts) return;
+    const Tensor y = rows_of(y_, shape);
+    const kernels::OpTable& ops = *cuda_module().value()->ops;
+    if (kept) {
+      ASSERT_TRUE(ops.hands_rows(*state_, square(shape), false, kType, size()));
+      ops.linear_of_handed(*state_,
+                           *group_.stream,
+                           product(shape, out, y),
+                           reducer_.handed_rows(rows(shape), hidden(shape), kType));
+      ++num_kept_;
+    } else {
+      ops.linear(*state_, *group_.stream, product(shape, out, y));
+    }
   }
+  int num_kept() const { return num_kept_; }
   // What was normed last stays.
   void shared_sum(size_t shape) {
     hand_terms(shape);
@@ -109,7 +136,7 @@ class SharesTwin {
   void apart(size_t shape) {
     const Tensor x = rows_of(x_, shape);
     const Tensor residual = rows_of(residual_, shape, begin_[shape]);
-    if (products_) {
+    if (has_products()) {
       const Tensor term = rows_of(term_, shape);
       const int64_t share = shapes_[shape].rows_of_rank;
       multiply(shape, x, [&](int rank) { return term.rows(rank * share, share); });
@@ -128,6 +155,10 @@ class SharesTwin {
       group_.comm->all_reduce(x, ReduceOp::kSum, *group_.stream);
       add_rms_norm(shape, x, residual, x);
     }
+    if (between_ != Between::kTwoProducts) return;
+    const Tensor y = rows_of(term_, shape);
+    cuda_module().value()->ops->linear(*state_, *group_.stream, product(shape, x, y));
+    copy(x, y);
   }
   // Keeps this rank's GPU busy.
   void fall_behind(int64_t copies) {
@@ -169,8 +200,20 @@ class SharesTwin {
   Tensor share_of(size_t shape) const {
     return flat(share_, begin_[shape] / size(), elements(shape) / size());
   }
+  bool has_products() const { return between_ != Between::kStandIns; }
+  // What the next call's terms are made of.
   Tensor left_in_out() const {
+    if (between_ == Between::kTwoProducts) return flat(y_, 0, elements(largest_));
     return reducer_.shared_out(rows(largest_), hidden(largest_), kType).reshaped({elements(largest_)});
+  }
+  Weight square(size_t shape) const {
+    const int64_t width = hidden(shape);
+    Weight weight{.scheme = scheme_of(kType), .n = width, .k = width};
+    weight.parts[0] = matrix_.view(DType::kU8, {width, width * kBytes});
+    return weight;
+  }
+  kernels::LinearParams product(size_t shape, const Tensor& x, const Tensor& out) const {
+    return {.x = x, .weight = square(shape), .bias = {}, .out = out};
   }
   Tensor share_in_rows(size_t shape) const {
     return share_of(shape).reshaped({shapes_[shape].rows_of_rank, hidden(shape)});
@@ -178,8 +221,10 @@ class SharesTwin {
   // Makes this rank's terms where the call behind wants them.
   void hand_terms(size_t shape) {
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
-    if (products_) {
-      multiply(shape, out, [&](int rank) { return place_of(rank, shape); });
+    if (has_products()) {
+      multiply(shape, between_ == Between::kProduct ? out : rows_of(y_, shape), [&](int rank) {
+        return place_of(rank, shape);
+      });
       return;
     }
     const int64_t share = shapes_[shape].rows_of_rank;
@@ -195,25 +240,24 @@ class SharesTwin {
   }
   template <typename PlaceOf>
   void multiply(size_t shape, const Tensor& x, PlaceOf&& place) {
-    const int64_t width = hidden(shape);
     kernels::LinearSharesParams params{.x = x,
-                                       .weight = {.scheme = scheme_of(kType), .n = width, .k = width},
+                                       .weight = square(shape),
                                        .bias = {},
                                        .outs = {},
                                        .num_outs = size(),
                                        .first = (group_.rank() + 1) % size()};
-    params.weight.parts[0] = matrix_.view(DType::kU8, {width, width * kBytes});
     for (int rank = 0; rank < size(); ++rank) params.outs[static_cast<size_t>(rank)] = place(rank);
     cuda_module().value()->ops->linear_shares(*state_, *group_.stream, params);
   }
   void copy(const Tensor& to, const Tensor& from) { group_.stream->copy(to, from); }
-  void fill(const device::Buffer& pinned, int64_t count, uint64_t seed) {
+  void fill(const device::Buffer& pinned, int64_t count, uint64_t seed, float scale = 1.0f) {
     T* values = reinterpret_cast<T*>(pinned.data());
-    for (int64_t i = 0; i < count; ++i) values[i] = scattered_value<T>(seed, i);
+    for (int64_t i = 0; i < count; ++i)
+      values[i] = from_float<T>(to_float(scattered_value<T>(seed, i)) * scale);
   }
-  void upload(const device::Buffer& to, int64_t count, uint64_t seed) {
+  void upload(const device::Buffer& to, int64_t count, uint64_t seed, float scale = 1.0f) {
     device::Buffer host = allocate(count, device::MemoryKind::kPinned);
-    fill(host, count, seed);
+    fill(host, count, seed, scale);
     copy(flat(to, 0, count), flat(host, 0, count));
     CHECK(group_.synchronize().ok(), "{}", group_.stream->error().to_string());
   }
@@ -246,12 +290,14 @@ class SharesTwin {
   std::vector<int64_t> begin_;  // of each shape's residual stream, in elements
   int64_t all_elements_ = 0;
   size_t largest_ = 0;
-  bool products_;
+  Between between_;
+  int num_kept_ = 0;
   std::unique_ptr<kernels::OpState> state_;
   device::Buffer start_;          // this rank's own
   device::Buffer scratch_[2];     // residual streams of what makes the terms; [0] shared, [1] apart
   device::Buffer term_;           // of all rows, on their way to the ranks
   device::Buffer x_;              // apart
+  device::Buffer y_;              // of the product that reads what was normed
   device::Buffer spare_;          // nobody reads it
   device::Buffer share_;          // of every shape's residual stream
   device::Buffer residual_;       // apart: every shape's, whole
@@ -367,10 +413,59 @@ TEST_P(P2pShares, TakeWhatProductsStoreAtTheRanks) {
           twin.expect_alike();
         }
       };
-      with_twin<SharesTwin, T>(world, site, body, shapes, true);
+      with_twin<SharesTwin, T>(world, site, body, shapes, Between::kProduct);
     };
     check(BFloat16{});
     check(Float16{});
+  });
+}
+
+// Between calls that hand all rows out themselves, of the same shapes and of others. Of the largest shape a
+// block has several tiles of each rank's rows.
+TEST_P(P2pShares, KeepWhatProductsHand) {
+  if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
+  run([](World& world, Site& site) {
+    auto check = [&](auto type) {
+      using T = decltype(type);
+      constexpr int64_t kWidth = 2048;
+      std::vector<ShareShape> shapes;
+      for (int64_t rows_of_rank : {512, 3, 1024, 513, 1536}) shapes.push_back({rows_of_rank, kWidth});
+      auto body = [](SharesTwin<T>& twin, GroupUnderTest& group) {
+        for (unsigned seed = 1; seed <= 4; ++seed) {
+          const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 60);
+          std::mt19937 late(seed);
+          twin.restart();
+          for (size_t i = 0; i < calls.size(); ++i) {
+            if (static_cast<int>(late() % static_cast<unsigned>(2 * group.size())) == group.rank())
+              twin.fall_behind(late() % 20);
+            twin.shared(calls[i], (i + seed) % 4 != 0);
+          }
+          for (size_t shape : calls) twin.apart(shape);
+          twin.expect_alike();
+        }
+        EXPECT_GT(twin.num_kept(), 60);
+      };
+      with_twin<SharesTwin, T>(world, site, body, shapes, Between::kTwoProducts);
+    };
+    check(BFloat16{});
+    check(Float16{});
+  });
+}
+
+TEST_P(P2pShares, AnAbortEndsProductsThatWaitForRows) {
+  if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
+  run([](World& world, Site& site) {
+    auto body = [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+      twin.restart();
+      auto issue = [&] {
+        for (int i = 0; i < 64; ++i) twin.shared(0, true);
+      };
+      auto issue_more = [&] { twin.shared(0, true); };
+      const bool waiting = group.rank() != group.size() - 1;
+      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
+    };
+    const std::vector<ShareShape> shapes = {{512, 2048}};
+    with_twin<SharesTwin, BFloat16>(world, site, body, shapes, Between::kTwoProducts);
   });
 }
 

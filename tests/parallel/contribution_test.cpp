@@ -108,6 +108,9 @@ class Reducer : public comm::NormReducer {
     return Tensor::contiguous(term_.data() + at * hidden, dtype, {share, hidden});
   }
   void hand_terms() override { hands_terms_ = true; }
+  device::HandedRows handed_rows(int64_t, int64_t, DType) const override {
+    return {.rank = group_.info().rank, .size = group_.info().size};
+  }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override {
     return Tensor::contiguous(out_.data(), dtype, {rows, hidden});
   }
@@ -116,6 +119,7 @@ class Reducer : public comm::NormReducer {
     CHECK(call.out.data == out_.data());
     const int64_t share = call.out.dim(0) / group_.info().size;
     CHECK_EQ(call.residual.dim(0), share);
+    kept_calls += call.kept ? 1 : 0;
     all_reduce_add_rms_norm({.x = own_term(call.residual),
                              .residual = call.residual,
                              .weight = call.weight,
@@ -136,6 +140,7 @@ class Reducer : public comm::NormReducer {
 
   int calls = 0;
   int sent_calls = 0;
+  int kept_calls = 0;
   bool takes_terms = false;
 
  private:
@@ -169,8 +174,13 @@ enum class Sends : uint8_t { kNothing, kToNorm, kToTheEnd };
 class Stage {
  public:
   // most_rows: of the calls that the group's reducer takes, shared or not; −1: the group has none.
-  Stage(Layout layout, int64_t most_rows, bool hands_terms = false, Sends sends = Sends::kNothing)
+  Stage(Layout layout,
+        int64_t most_rows,
+        bool hands_terms = false,
+        Sends sends = Sends::kNothing,
+        bool reader_hands = false)
       : sends_(sends),
+        reader_hands_(reader_hands),
         group_(layout.tp),
         reducer_(group_, ops_, most_rows),
         arena_({.tokens = kRows, .local_tokens = kRows, .samples = 1}) {
@@ -201,6 +211,7 @@ class Stage {
   const Reducer& reducer() const { return reducer_; }
   const std::vector<float>& normed() const { return normed_; }
   const std::vector<float>& left() const { return left_; }
+  const device::HandedRows& handed() const { return handed_; }
 
  private:
   // residual += out(x); its norm; residual += out(x) again.
@@ -210,7 +221,9 @@ class Stage {
     for (int64_t i = 0; i < hidden.residual.numel(); ++i)
       hidden.residual.as<float>()[i] = 0.25f * static_cast<float>(i % 5);
     hidden.x = out.forward(x, view_);
-    normed_ = values(norm.add_and_norm(hidden.x, hidden.residual));
+    const Normed normed = norm.add_and_norm(hidden.x, hidden.residual, reader_hands_);
+    normed_ = values(normed.rows);
+    handed_ = normed.handed;
     if (sends_ == Sends::kToNorm) return;
     hidden.x = out.forward(x, view_);
     left_ = values(stream.finish(hidden, view_));
@@ -240,6 +253,7 @@ class Stage {
   }
 
   Sends sends_;
+  bool reader_hands_;
   std::unique_ptr<device::Backend> backend_ = device::make_cpu_backend({});
   std::unique_ptr<device::Stream> stream_ = backend_->make_stream("test");
   std::unique_ptr<kernels::OpState> state_ =
@@ -255,6 +269,7 @@ class Stage {
   StepView view_;
   std::vector<float> normed_;
   std::vector<float> left_;
+  device::HandedRows handed_;
 };
 
 const Calls kPlain = {"linear", "all_reduce", "add_rms_norm", "linear", "all_reduce", "add"};
@@ -322,6 +337,41 @@ TEST(Contribution, SequenceParallelSumsAreLeftToTheNormOfSharesWhereTheGroupHasI
     EXPECT_EQ(handing.reducer().term_for(1), stage.reducer().term_for(1));
     EXPECT_NE(stage.reducer().term_for(1), std::vector<float>(kRows / 2 * kHidden, 0.0f));
   }
+}
+
+TEST(Contribution, NormsOfSharesKeepRowsForAReaderThatHandsThem) {
+  const Layout layout{.tp = 2, .sequence_parallel = true};
+  for (bool hands : {false, true}) {
+    Stage stage(layout, kRows, false, Sends::kNothing, hands);
+    EXPECT_EQ(stage.reducer().kept_calls, hands ? 1 : 0);
+    EXPECT_EQ(stage.handed().size, hands ? 2 : 0);
+  }
+  // Rows that no reducer makes shares of are all there.
+  Stage apart(layout, -1, false, Sends::kNothing, true);
+  EXPECT_EQ(apart.handed().size, 0);
+  Stage whole({.tp = 2}, kRows, false, Sends::kNothing, true);
+  EXPECT_EQ(whole.handed().size, 0);
+}
+
+// In steps in which every rank has a multiple of what products hand, where all ranks' products do.
+TEST(Contribution, ReadersHandRowsOfSomeSteps) {
+  const Layout layout{.tp = 2, .sequence_parallel_from = 256};
+  Arena arena({.tokens = 1, .local_tokens = 1, .samples = 1});
+  WeightMap weights;
+  const Context context{.mesh = Mesh(layout, 0), .arena = &arena, .weights = &weights};
+  const ColumnParallelLinear reader(context, "reader", {{"reader", {0, kInner}}}, kHidden, false);
+  auto hands = [&](int64_t tokens) {
+    return reader.hands_rows(
+        {.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)});
+  };
+  const int64_t enough = 2 * kernels::kHandedRows;
+  EXPECT_FALSE(hands(enough));
+  ASSERT_EQ(weights.matrices.size(), 1u);
+  *weights.matrices[0].hands_rows = true;
+  EXPECT_TRUE(hands(enough));
+  EXPECT_TRUE(hands(3 * enough));
+  for (int64_t tokens : {enough - 2, enough + 2, enough / 2, int64_t{128}})
+    EXPECT_FALSE(hands(tokens)) << tokens;
 }
 
 TEST(Contribution, StepsOfFewerTokensAreNotSequenceParallel) {

@@ -41,6 +41,24 @@ __device__ inline uint64_t load_relaxed(const uint64_t* from) {
   return value;
 }
 
+// A release makes what this thread has seen and written before it visible to whoever acquires its value.
+__device__ inline void store_release(uint64_t* to, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ inline uint64_t load_acquire(const uint64_t* from) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// How many have called it before; releases what this thread has written, acquires what those have.
+__device__ inline uint32_t count_done(uint32_t* done) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(done) : "memory");
+  return before;
+}
+
 // Where a warp begins to count its polls: warps that wait together look one after the other.
 __device__ inline uint32_t first_poll() {
   constexpr uint32_t kApart = 61;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/device/cluster.cuh"
+#include "kernels/cuda/device/handed_rows.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/launch.h"
@@ -28,11 +29,9 @@ constexpr int kTurns = 4;  // parts in which a tile of y leaves
 // What becomes of a tile's sums. kColumns: of y.
 struct Gated {
   static constexpr int kColumns = kHalfRows;
-  static constexpr int kMostShares = 1;
 };
 struct Plain {
   static constexpr int kColumns = 2 * kHalfRows;
-  static constexpr int kMostShares = kMostOutputs;
 };
 
 // kRows: blocks below each other, kColumns: beside each other.
@@ -69,9 +68,8 @@ struct TileArgs {
 };
 
 // Of y, one a share.
-template <int kCount>
 struct OutMaps {
-  CUtensorMap of_share[kCount];
+  CUtensorMap of_share[kMostOutputs];
 };
 
 // Rows of 128 bytes, whose 16-byte pieces TMA permutes.
@@ -136,11 +134,12 @@ struct Walk {
   }
 };
 
-// One thread calls it.
+// One thread calls it. handed: where x's rows are in shares, of which the first is this rank's.
 template <typename Kind, typename C>
 __device__ inline void bring_tiles(const CUtensorMap& x,
                                    const CUtensorMap& w,
                                    const Walk<Kind, C>& walk,
+                                   const device::HandedRows& handed,
                                    const Memory& memory) {
   constexpr uint32_t kColumnOfBlocks = (1u << C::kRows) - 1;
   uint32_t row_of_blocks = 0;
@@ -150,8 +149,12 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
   const int w_at = walk.row * C::kWRows;  // of a stage's rows of W
   const uint64_t policy = policy_read_normally();
   Cursor<kStages> cursor;
+  int last_share = walk.args.first_share;
   for (int i = walk.first(); i < walk.args.tiles; i += walk.clusters()) {
     const Tile tile = walk.tile(i);
+    // Shares follow one another.
+    if (handed.size > 0 && tile.share != last_share) await_rows(handed, tile.share);
+    last_share = tile.share;
     const int x_row = tile.share * walk.args.rows + tile.row;
     const int w_row = w_at / kHalfRows * walk.args.half_stride + tile.column + w_at % kHalfRows;
 #pragma unroll 1

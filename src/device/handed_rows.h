@@ -1,0 +1,29 @@
+// HandedRows: rows of x of which each rank of a group has a share, and which the product that reads them all
+// hands to the other ranks beside its work (kernels/linear.h). Plain addresses, as PeerTerms.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "src/device/peer_terms.h"
+
+namespace llm_dist::device {
+
+struct HandedRows {
+  static constexpr int kMostRanks = PeerTerms::kMostRanks;
+
+  // [ranks][share_bytes] in the memory of every rank, by rank: all rows. In this rank's its own are there.
+  std::byte* rows[kMostRanks] = {};
+  // [ranks] likewise: by the rank whose rows they are, calls of which they have all come.
+  uint64_t* come[kMostRanks] = {};
+  // In this rank's memory: calls so far, this one among them; and warps that have handed their part of this
+  // one, 0 between calls.
+  const uint64_t* calls = nullptr;
+  uint32_t* warps_done = nullptr;
+  int64_t share_bytes = 0;  // a multiple of 16
+  AbortWords aborted;
+  int rank = 0;
+  int size = 0;  // 0: all rows are there
+};
+
+}  // namespace llm_dist::device
