@@ -1,8 +1,8 @@
-// Products of prompts. A block stays on its processor and takes tile after tile: 128 rows of x by 256 of W.
-// Of a gated product those are 128 rows of the gate and the 128 of up that belong to them, so that a thread
-// gets the sums of both and gates and stores them without a product in memory. The scheme is that of
-// CUTLASS's persistent cooperative kernel for Hopper (warp-specialized, its producer and consumers joined by
-// barriers around a ring of stages):
+// Products of prompts. A block stays on its processor and takes tile after tile: 128 rows of x by 256 of W,
+// or by 192 where that many tiles keep more processors busy to the end. Of a gated product those are 128 rows
+// of the gate and the 128 of up that belong to them, so that a thread gets the sums of both and gates and
+// stores them without a product in memory. The scheme is that of CUTLASS's persistent cooperative kernel for
+// Hopper (warp-specialized, its producer and consumers joined by barriers around a ring of stages):
 //
 // - One thread asks TMA for 64 columns of x and W at a time, as many stages ahead as shared memory holds, and
 //   goes on to the next tile's while this one's results are stored.
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters));
     Multiplier<T, Kind, C> multiplier{.memory = memory, .walk = walk, .group = group};
-    float sums[kSums] = {};
+    float sums[Kind::kSums] = {};
     multiplier.tile = walk.tile(walk.first());
     for (int i = walk.first(); i < args.tiles; i += walk.clusters()) {
       const Tile tile = multiplier.tile;
@@ -119,7 +119,7 @@ struct Portion {
 template <typename Kind, typename C>
 Portion all_tiles(const MatmulShape& shape, int64_t shares, int clusters) {
   const int row_tiles = static_cast<int>(ceil_div(shape.m / shares, C::kRows * kTileRows));
-  const int column_tiles = static_cast<int>(shape.columns()) / (C::kColumns * Kind::kColumns);
+  const int column_tiles = static_cast<int>(ceil_div(shape.columns(), C::kColumns * Kind::kColumns));
   return {.row_tiles = row_tiles,
           .column_tiles = column_tiles,
           .tiles = static_cast<int>(shares) * row_tiles * column_tiles,
@@ -142,13 +142,12 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                            const Shares& shares,
                            const Portion& portion,
                            cudaStream_t stream) {
-  constexpr bool kGates = std::is_same_v<Kind, Gated>;
   const int64_t rows = shape.m / shares.count();
   const int steps = static_cast<int>(shape.k / kStageColumns);
   const TileArgs args{.rows = static_cast<int>(rows),
-                      .half_stride = kGates ? static_cast<int>(shape.columns()) : kHalfRows,
+                      .half_stride = Kind::kGates ? static_cast<int>(shape.columns()) : Kind::kHalfRows,
                       .steps = steps,
-                      .steps_a_turn = std::max(1, steps / kTurns),
+                      .steps_a_turn = std::max(1, steps / Kind::kTurns),
                       .row_tiles = portion.row_tiles,
                       .column_tiles = portion.column_tiles,
                       .first_tile = portion.first_tile,
@@ -162,7 +161,8 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
   cudaError_t error =
       encoder.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, C::kXRows), x);
   if (error == cudaSuccess)
-    error = encoder.encode(rows_of(shape.in, operands.w, shape.k, shape.n, shape.k, C::kWRows), w);
+    error =
+        encoder.encode(rows_of(shape.in, operands.w, shape.k, shape.n, shape.k, C::template kWRows<Kind>), w);
   for (size_t i = 0; i < shares.y.size() && error == cudaSuccess; ++i) {
     error = encoder.encode(rows_of(shape.out, shares.y[i], shape.columns(), rows, shape.y_stride, kGroupRows),
                            y.of_share[i]);
@@ -196,13 +196,19 @@ int eights_at_once() {
 struct Division {
   Portion eights;
   Portion pairs;
+
+  int64_t rounds() const {
+    return std::max(eights.tiles > 0 ? eights.rounds() : 0, pairs.tiles > 0 ? pairs.rounds() : 0);
+  }
 };
 template <typename Kind>
 Division divide(const MatmulShape& shape, int64_t shares, int processors, int eights) {
   constexpr int kPairs = Eight::kBlocks / Pair::kBlocks;  // in the place of an eight
   Division best{.eights = {}, .pairs = all_tiles<Kind, Pair>(shape, shares, processors / Pair::kBlocks)};
-  const bool fills = shape.m % (shares * PromptLinear::kClusterRows) == 0 &&
-                     shape.columns() % (Eight::kColumns * Kind::kColumns) == 0;
+  // Of narrow tiles there may be more than fill the columns: what that takes is among their rounds.
+  const bool fills_columns = shape.columns() % (Eight::kColumns * Kind::kColumns) == 0;
+  const bool fills =
+      shape.m % (shares * PromptLinear::kClusterRows) == 0 && (fills_columns || std::is_same_v<Kind, Narrow>);
   if (eights == 0 || !fills) return best;
   const Portion all = all_tiles<Kind, Eight>(shape, shares, eights);
   const int rest = (processors - eights * Eight::kBlocks) / Pair::kBlocks;
@@ -239,6 +245,18 @@ cudaError_t launch_divided(const HopperDevice& device,
   return error;
 }
 
+// Whether narrow tiles are done before wide ones are. They bring more of x for what they multiply, which
+// takes some percent; and columns that y does not have take power.
+bool is_better_narrow(const MatmulShape& shape, int64_t shares, int processors, int eights) {
+  constexpr int kMore = 105;  // percent
+  constexpr int kMostColumns = 110;
+  const int64_t columns = ceil_div(shape.columns(), Narrow::kColumns) * Narrow::kColumns;
+  if (columns * 100 > shape.columns() * kMostColumns) return false;
+  const int64_t wide = divide<Plain>(shape, shares, processors, eights).rounds() * Plain::kWRows;
+  const int64_t narrow = divide<Narrow>(shape, shares, processors, eights).rounds() * Narrow::kWRows;
+  return narrow * kMore < wide * 100;
+}
+
 template <typename Kind>
 cudaError_t launch_as(const HopperDevice& device,
                       int eights,
@@ -264,7 +282,7 @@ bool takes(const HopperDevice& device, const MatmulShape& shape) {
   const bool aligned =
       shape.alignment >= 16 && shape.x_stride % kVecWidth == 0 && shape.y_stride % kVecWidth == 0;
   return device.supported && types && aligned && shape.m >= kLeastRows && shape.k > 0 &&
-         shape.k % kStageColumns == 0 && shape.n % (2 * kHalfRows) == 0;
+         shape.k % kStageColumns == 0 && shape.n % kMostWRows == 0;
 }
 
 }  // namespace
@@ -289,7 +307,10 @@ bool PromptLinear::takes_plain(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  return launch_as<Plain>(device_, eights_, shape, operands, stream);
+  const int64_t shares = std::max(1, operands.handed.size);
+  return is_better_narrow(shape, shares, device_.processors, eights_)
+             ? launch_as<Narrow>(device_, eights_, shape, operands, stream)
+             : launch_as<Plain>(device_, eights_, shape, operands, stream);
 }
 
 bool PromptLinear::takes_handed(const MatmulShape& shape, int shares) const {

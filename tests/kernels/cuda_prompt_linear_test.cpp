@@ -63,6 +63,19 @@ TEST_F(CudaPromptLinear, OfLargeClustersAsOnTheCpu) {
   }
 }
 
+// Of so many columns that narrow tiles keep 132 processors busy to the end: by clusters of eight, with pairs
+// beside them, by pairs alone, and with columns that y does not have.
+TEST_F(CudaPromptLinear, OfNarrowTilesAsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t k : {64, 128, 192, 576}) check(dtype, 512, 768, k);
+    check(dtype, 2048, 3072, 320);
+    check(dtype, 2048, 1536, 192);
+    check(dtype, 2000, 3072, 192);
+    check(dtype, 2048, 2560, 320);
+    check(dtype, 4096, 2560, 64);
+  }
+}
+
 // Without being asked for.
 TEST_F(CudaPromptLinear, FromManyRowsOn) {
   use_state(LinearKernels::kFastest);
@@ -142,6 +155,7 @@ TEST_F(CudaPromptLinear, ThatOverlapWaitForTheirInput) {
   check_chain(1000, 1024);
   check_chain(8192, 1024);
   check_chain(2048, 6144);
+  check_chain(2048, 3072);
 }
 
 }  // namespace

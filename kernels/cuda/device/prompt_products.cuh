@@ -2,8 +2,6 @@
 // it.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/prompt_stages.cuh"
 #include "kernels/cuda/device/silu.cuh"
@@ -11,8 +9,9 @@
 namespace llm_dist::kernels::prompt_products {
 
 // What a warpgroup does with 64 rows of a block's tiles. Its sums lie as device/wgmma.cuh says: those of the
-// tile's first 128 rows of W, then those of its second. A tile's are rounded when they are complete, kept in
-// registers, and gated and stored while the next tile is multiplied: the registers of sums are free at once.
+// tile's first half of W's rows, then those of its second. A tile's are rounded when they are complete, kept
+// in registers, and gated and stored while the next tile is multiplied: the registers of sums are free at
+// once.
 template <typename T, typename Kind, typename C>
 struct Multiplier {
   const Memory& memory;
@@ -22,8 +21,8 @@ struct Multiplier {
   Cursor<kStages> cursor;
   Tile tile;  // the next one
   // Of the tile before, two neighbouring columns of a row in each, and which of its turns comes next.
-  uint32_t kept[kSums / 2] = {};
-  int turn = kTurns;
+  uint32_t kept[Kind::kSums / 2] = {};
+  int turn = Kind::kTurns;
   const CUtensorMap* y = nullptr;
   int out_row = 0;
   int out_column = 0;
@@ -35,7 +34,7 @@ struct Multiplier {
   }
 
   // next_tile: its number in the walk.
-  __device__ void multiply(float (&sums)[kSums], int next_tile) {
+  __device__ void multiply(float (&sums)[Kind::kSums], int next_tile) {
     const int steps = walk.args.steps;
     int behind = -1;  // a stage that products still read
     int turn_at = walk.args.steps_a_turn;
@@ -47,7 +46,7 @@ struct Multiplier {
       const uint64_t w = swizzled_tile(memory.w(cursor.stage));
 #pragma unroll
       for (int k = 0; k < kRowBytes / 16; k += 2)  // that unit is theirs
-        multiply_256_tiles(T(), sums, x + k, w + k, step > 1 || k > 0);
+        multiply_wide_tiles(T(), sums, x + k, w + k, step > 1 || k > 0);
       products_issued();
       products_done<1>(sums);
       if (behind >= 0) leave(behind);
@@ -57,7 +56,7 @@ struct Multiplier {
       if (step == 1) tile = walk.tile_or_last(next_tile);
       // Before the last products are done: then the registers are needed for this tile.
 #pragma unroll 1
-      for (; turn < kTurns && (step >= turn_at || step == steps); turn_at += walk.args.steps_a_turn)
+      for (; turn < Kind::kTurns && (step >= turn_at || step == steps); turn_at += walk.args.steps_a_turn)
         take_turn();
     }
     products_done<0>(sums);
@@ -77,9 +76,9 @@ struct Multiplier {
   }
 
   // A tile's sums, to be stored in turns.
-  __device__ void keep(const float (&sums)[kSums], const CUtensorMap& map, int row, int column) {
+  __device__ void keep(const float (&sums)[Kind::kSums], const CUtensorMap& map, int row, int column) {
 #pragma unroll
-    for (int i = 0; i < kSums / 2; ++i) {
+    for (int i = 0; i < Kind::kSums / 2; ++i) {
       kept[i] = pack_pair(T(), sums[2 * i], sums[2 * i + 1]);
       asm volatile("" : "+r"(kept[i]));  // here, and not where it is used
     }
@@ -90,21 +89,24 @@ struct Multiplier {
   }
   // Two neighbouring columns of a row of y.
   __device__ uint32_t pair_at(int at) const {
-    if constexpr (std::is_same_v<Kind, Plain>) return kept[at];
+    if constexpr (!Kind::kGates) return kept[at];
     const float2 gate = pair_of(T(), kept[at]);
-    const float2 up = pair_of(T(), kept[at + kSums / 4]);
+    const float2 up = pair_of(T(), kept[at + Kind::kSums / 4]);
     return pack_pair(T(), silu_approx(gate.x) * up.x, silu_approx(gate.y) * up.y);
   }
   // Through shared memory, permuted as TMA expects it, which also leaves out rows behind the last.
   template <int kTurn>
   __device__ void take() {
     constexpr int kBoxPieces = kRowBytes / 16;
-    constexpr int kPieces = Kind::kColumns / 8 / kTurns;
+    constexpr int kPieces = Kind::kColumns / 8 / Kind::kTurns;
     constexpr int kFirst = kTurn * kPieces;
     constexpr int kBox = kFirst / kBoxPieces;
     std::byte* box = memory.out(group, kBox % Memory::kOutBoxes);
     if constexpr (kFirst % kBoxPieces == 0) {
-      if (thread == 0) stores_read<Memory::kOutBoxes - 1>();
+      // Boxes are taken in turns; of a tile with an odd number of them the next one's first is the last
+      // again.
+      constexpr bool kInTurns = Kind::kColumns / kStageColumns % Memory::kOutBoxes == 0;
+      if (thread == 0) stores_read<kInTurns ? Memory::kOutBoxes - 1 : 0>();
       barrier_of_group(group);
     }
     const int lane = thread % kWarpSize;
@@ -129,17 +131,19 @@ struct Multiplier {
     }
   }
   __device__ void take_turn() {
-    static_assert(kTurns == 4);
+    static_assert(Kind::kTurns == 3 || Kind::kTurns == 4);
     switch (turn++) {
       case 0: return take<0>();
       case 1: return take<1>();
-      case 2: return take<2>();
-      default: return take<3>();
+      case 2:
+        if constexpr (Kind::kTurns > 3) return take<2>();
+        [[fallthrough]];
+      default: return take<Kind::kTurns - 1>();
     }
   }
   __device__ void store_rest() {
 #pragma unroll 1
-    while (turn < kTurns) take_turn();
+    while (turn < Kind::kTurns) take_turn();
   }
 };
 

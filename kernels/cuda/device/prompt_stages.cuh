@@ -15,24 +15,29 @@ constexpr int kMultipliers = 2;  // warpgroups
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 constexpr int kGroupRows = 64;  // of x: what one product takes
 constexpr int kTileRows = kMultipliers * kGroupRows;
-constexpr int kHalfRows = 128;    // of W: a half of a tile's
-constexpr int kSums = kHalfRows;  // of a thread: half of either half's
-constexpr int kRowBytes = 128;    // TMA's widest swizzle
+constexpr int kMostWRows = 256;  // of a tile
+constexpr int kRowBytes = 128;   // TMA's widest swizzle
 constexpr int kStageColumns = kRowBytes / 2;
 // Clusters that run at the same time have so many tiles below each other; the others are beside them. The
 // rows of x that belong to them, 2048, are to stay in L2 while one strip of W after the other goes by.
 constexpr int kRasterTiles = 16;
 
 constexpr int kStages = 4;
-constexpr int kTurns = 4;  // parts in which a tile of y leaves
 
-// What becomes of a tile's sums. kColumns: of y.
-struct Gated {
-  static constexpr int kColumns = kHalfRows;
+// What a tile is made of, rows of W, and what becomes of its sums, columns of y.
+template <bool kGates_, int kWRows_>
+struct TileKind {
+  static constexpr bool kGates = kGates_;
+  static constexpr int kWRows = kWRows_;
+  static constexpr int kHalfRows = kWRows / 2;
+  static constexpr int kSums = kHalfRows;  // of a thread: half of either half's
+  static constexpr int kColumns = kGates ? kHalfRows : kWRows;
+  static constexpr int kTurns = kWRows / 64;  // parts in which a tile of y leaves
+  static_assert(kWRows <= kMostWRows);
 };
-struct Plain {
-  static constexpr int kColumns = 2 * kHalfRows;
-};
+using Gated = TileKind<true, 256>;
+using Plain = TileKind<false, 256>;
+using Narrow = TileKind<false, 192>;
 
 // kRows: blocks below each other, kColumns: beside each other.
 template <int kRows_, int kColumns_>
@@ -41,9 +46,11 @@ struct ClusterOf {
   static constexpr int kColumns = kColumns_;
   static constexpr int kBlocks = kRows * kColumns;
   static constexpr int kXRows = kTileRows / kColumns;    // that a block brings of x
-  static constexpr int kWRows = 2 * kHalfRows / kRows;   // and of W
   static constexpr int kSharers = kRows + kColumns - 1;  // blocks that write to a block's stages
-  static_assert(kRows >= 2 && kHalfRows % kWRows == 0);
+  // That a block brings of W.
+  template <typename Kind>
+  static constexpr int kWRows = Kind::kWRows / kRows;
+  static_assert(kRows % 2 == 0);  // all of a half
 };
 using Pair = ClusterOf<2, 1>;
 using Eight = ClusterOf<4, 2>;
@@ -75,7 +82,7 @@ struct OutMaps {
 // Rows of 128 bytes, whose 16-byte pieces TMA permutes.
 struct Memory {
   static constexpr int kXBytes = kTileRows * kRowBytes;
-  static constexpr int kStageBytes = kXBytes + 2 * kHalfRows * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + kMostWRows * kRowBytes;
   static constexpr int kOutBoxBytes = kGroupRows * kRowBytes;
   static constexpr int kOutBoxes = 2;  // of a warpgroup
   static constexpr int kBytes = kStages * kStageBytes + kMultipliers * kOutBoxes * kOutBoxBytes;
@@ -146,7 +153,7 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
   for (int i = 0; i < C::kColumns; ++i) row_of_blocks |= 1u << (walk.row + i * C::kRows);
   const auto x_readers = static_cast<uint16_t>(row_of_blocks);
   const auto w_readers = static_cast<uint16_t>(kColumnOfBlocks << (walk.column * C::kRows));
-  const int w_at = walk.row * C::kWRows;  // of a stage's rows of W
+  const int w_at = walk.row * C::template kWRows<Kind>;  // of a stage's rows of W
   const uint64_t policy = policy_read_normally();
   Cursor<kStages> cursor;
   int last_share = walk.args.first_share;
@@ -156,12 +163,12 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
     if (handed.size > 0 && tile.share != last_share) await_rows(handed, tile.share);
     last_share = tile.share;
     const int x_row = tile.share * walk.args.rows + tile.row;
-    const int w_row = w_at / kHalfRows * walk.args.half_stride + tile.column + w_at % kHalfRows;
+    const int w_row = w_at / Kind::kHalfRows * walk.args.half_stride + tile.column + w_at % Kind::kHalfRows;
 #pragma unroll 1
     for (int step = 0; step < walk.args.steps; ++step) {
       uint64_t* full = memory.full + cursor.stage;
       barrier_wait(memory.empty + cursor.stage, cursor.parity ^ 1);
-      barrier_arrive_expecting(full, Memory::kStageBytes);
+      barrier_arrive_expecting(full, Memory::kXBytes + Kind::kWRows * kRowBytes);
       const int at = step * kStageColumns;
       if constexpr (C::kColumns == 1) {
         load_box(memory.x(cursor.stage, 0), x, at, x_row, full, policy);

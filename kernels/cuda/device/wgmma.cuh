@@ -135,25 +135,29 @@ LLM_DIST_MULTIPLY_CODES(96, 48, "%48", "%49", "%50")
 LLM_DIST_MULTIPLY_ATTENTION(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ATTENTION(__half, f16)
 
-// The widest product. multiply_256_tiles(T, d, a, b, add): D [64 × 256] (+)= A · Bᵀ with A and B in shared
+// The widest products. multiply_wide_tiles(T, d, a, b, add): D [64 × N] (+)= A · Bᵀ with A and B in shared
 // memory; without `add` what the sums were is not looked at.
-#define LLM_DIST_MULTIPLY_256_TILES(T, elements)                                                      \
-  __device__ inline void multiply_256_tiles(T, float(&d)[128], uint64_t a, uint64_t b, bool add) {    \
-    asm volatile(                                                                                     \
-        "{\n"                                                                                         \
-        ".reg .pred add;\n"                                                                           \
-        "setp.ne.b32 add, %130, 0;\n"                                                                 \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." #elements "." #elements " {" LLM_DIST_SUMS_128 \
-        "}, %128, %129, add, 1, 1, 0, 0;\n"                                                           \
-        "}\n"                                                                                         \
-        : LLM_DIST_D_128(0)                                                                           \
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                \
+#define LLM_DIST_MULTIPLY_WIDE_TILES(T, elements, n, num_sums, a_at, b_at, add_at)                       \
+  __device__ inline void multiply_wide_tiles(T, float(&d)[num_sums], uint64_t a, uint64_t b, bool add) { \
+    asm volatile(                                                                                        \
+        "{\n"                                                                                            \
+        ".reg .pred add;\n"                                                                              \
+        "setp.ne.b32 add, " add_at                                                                       \
+        ", 0;\n"                                                                                         \
+        "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #elements "." #elements                        \
+        " {" LLM_DIST_SUMS_##num_sums "}, " a_at ", " b_at                                               \
+                                      ", add, 1, 1, 0, 0;\n"                                             \
+                                      "}\n"                                                              \
+        : LLM_DIST_D_##num_sums(0)                                                                       \
+        : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                   \
   }
 
-LLM_DIST_MULTIPLY_256_TILES(__nv_bfloat16, bf16)
-LLM_DIST_MULTIPLY_256_TILES(__half, f16)
+LLM_DIST_MULTIPLY_WIDE_TILES(__nv_bfloat16, bf16, 192, 96, "%96", "%97", "%98")
+LLM_DIST_MULTIPLY_WIDE_TILES(__half, f16, 192, 96, "%96", "%97", "%98")
+LLM_DIST_MULTIPLY_WIDE_TILES(__nv_bfloat16, bf16, 256, 128, "%128", "%129", "%130")
+LLM_DIST_MULTIPLY_WIDE_TILES(__half, f16, 256, 128, "%128", "%129", "%130")
 
-#undef LLM_DIST_MULTIPLY_256_TILES
+#undef LLM_DIST_MULTIPLY_WIDE_TILES
 #undef LLM_DIST_MULTIPLY_ATTENTION
 #undef LLM_DIST_MULTIPLY_128_TILES
 #undef LLM_DIST_MULTIPLY_CODES
