@@ -15,7 +15,7 @@ namespace {
 // What the library thinks are its best ones, in that order.
 constexpr int kCandidates = 16;
 // A candidate takes the first guess's place only when it is faster by more than timings scatter.
-constexpr float kClearlyFaster = 0.98f;
+constexpr float kClearlyFaster = 0.995f;
 
 static_assert(sizeof(MatmulChoices::Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 

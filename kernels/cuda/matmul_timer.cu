@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/matmul_timer.h"
@@ -8,10 +9,13 @@
 namespace llm_dist::kernels {
 namespace {
 
-constexpr size_t kRuns = 5;
-// Longer than the 6 µs in which memory fills the processors of an H200. In steps of few rows it is 4 to 9 µs
-// from the start of a product's blocks until x comes. Of 5, 8 and 12 µs: docs/kernels.md.
-constexpr int64_t kPauseNanoseconds = 12000;
+// Of all candidates, and of those that were not slower than the fastest by more than kMaybe then.
+constexpr size_t kFirstRuns = 4;
+constexpr size_t kMoreRuns = 21;
+constexpr float kMaybe = 1.05f;
+// In steps of few rows it is 4 to 9 µs from the start of a product's blocks until x comes. Who has more on
+// its way by then gains the more the longer it is: docs/kernels.md.
+constexpr int64_t kPauseNanoseconds = 7000;
 
 // Keeps the next kernel waiting, which may begin meanwhile with what it reads ahead.
 __global__ void pause(int64_t cycles) {
@@ -38,6 +42,13 @@ int attribute_of(cudaDeviceAttr attribute, int device) {
   int value = 0;
   (void)cudaDeviceGetAttribute(&value, attribute, device);
   return value;
+}
+
+float median_of(std::vector<float> times) {
+  if (times.empty()) return std::numeric_limits<float>::infinity();
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::ranges::nth_element(times, middle);
+  return *middle;
 }
 
 }  // namespace
@@ -73,36 +84,61 @@ void MatmulTimer::forget_caches(cudaStream_t stream) {
 Result<std::vector<float>> MatmulTimer::time(size_t count,
                                              cudaStream_t stream,
                                              const std::function<bool(size_t)>& issue) {
-  while (events_.size() < 2 * kRuns * count) {
+  constexpr float kNever = std::numeric_limits<float>::infinity();
+  std::vector<std::vector<float>> times(count);
+  std::vector<size_t> running(count);
+  std::iota(running.begin(), running.end(), size_t{0});
+  RETURN_IF_ERROR(time_in_turns(running, kFirstRuns, stream, issue, times));
+  auto least = [&](size_t i) { return times[i].empty() ? kNever : *std::ranges::min_element(times[i]); };
+  float best = kNever;
+  for (size_t i : running) best = std::min(best, least(i));
+  std::erase_if(running, [&](size_t i) { return !(least(i) <= kMaybe * best); });
+  RETURN_IF_ERROR(time_in_turns(running, kMoreRuns, stream, issue, times));
+  std::vector<float> found(count, kNever);
+  for (size_t i : running) found[i] = median_of(times[i]);
+  return found;
+}
+
+// Adds `runs` times of each of `candidates` to its own; of one whose issue fails, none any more.
+Status MatmulTimer::time_in_turns(const std::vector<size_t>& candidates,
+                                  size_t runs,
+                                  cudaStream_t stream,
+                                  const std::function<bool(size_t)>& issue,
+                                  std::vector<std::vector<float>>& times) {
+  while (events_.size() < 2 * runs * candidates.size()) {
     cudaEvent_t event = nullptr;
     RETURN_IF_ERROR(device::cuda_status(cudaEventCreate(&event), "cudaEventCreate"));
     events_.push_back(event);
   }
-  std::vector<bool> works(count, true);
+  std::vector<bool> works(candidates.size(), true);
   // Candidates take turns, so that a clock that changes meets all of them.
-  for (size_t run = 0; run < kRuns; ++run) {
-    for (size_t i = 0; i < count; ++i) {
-      if (!works[i]) continue;
-      const size_t pair = 2 * (run * count + i);
+  size_t next = 0;
+  for (size_t run = 0; run < runs; ++run) {
+    for (size_t at = 0; at < candidates.size(); ++at, next += 2) {
+      if (!works[at]) continue;
       forget_caches(stream);
-      RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[pair], stream), "cudaEventRecord"));
+      RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[next], stream), "cudaEventRecord"));
       pause<<<1, 1, 0, stream>>>(pause_cycles_);
-      works[i] = issue(i);
-      RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[pair + 1], stream), "cudaEventRecord"));
+      works[at] = issue(candidates[at]);
+      RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[next + 1], stream), "cudaEventRecord"));
     }
   }
   RETURN_IF_ERROR(device::cuda_status(cudaStreamSynchronize(stream), "timing matrix products"));
-  std::vector<float> best(count, std::numeric_limits<float>::infinity());
-  for (size_t i = 0; i < count; ++i) {
-    for (size_t run = 0; run < kRuns && works[i]; ++run) {
-      const size_t pair = 2 * (run * count + i);
+  next = 0;
+  for (size_t run = 0; run < runs; ++run) {
+    for (size_t at = 0; at < candidates.size(); ++at, next += 2) {
+      std::vector<float>& of_this = times[candidates[at]];
+      if (!works[at]) {
+        of_this.clear();
+        continue;
+      }
       float took = 0;
-      RETURN_IF_ERROR(device::cuda_status(cudaEventElapsedTime(&took, events_[pair], events_[pair + 1]),
+      RETURN_IF_ERROR(device::cuda_status(cudaEventElapsedTime(&took, events_[next], events_[next + 1]),
                                           "cudaEventElapsedTime"));
-      best[i] = std::min(best[i], took);
+      of_this.push_back(took);
     }
   }
-  return best;
+  return ok_status();
 }
 
 }  // namespace llm_dist::kernels

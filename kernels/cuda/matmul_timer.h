@@ -20,14 +20,20 @@ class MatmulTimer {
   MatmulTimer(const MatmulTimer&) = delete;
   MatmulTimer& operator=(const MatmulTimer&) = delete;
 
-  // The least time of each of `count` candidates and a wait in front of it that is the same for all, in
-  // milliseconds; infinite for one whose issue(i) returns false. Waits for the stream.
+  // The median time of each of `count` candidates and a wait in front of it that is the same for all, in
+  // milliseconds; infinite for one whose issue(i) returns false, and for those that are soon seen to be slower
+  // than others. Waits for the stream.
   Result<std::vector<float>> time(size_t count,
                                   cudaStream_t stream,
                                   const std::function<bool(size_t)>& issue);
 
  private:
   void forget_caches(cudaStream_t stream);
+  Status time_in_turns(const std::vector<size_t>& candidates,
+                       size_t runs,
+                       cudaStream_t stream,
+                       const std::function<bool(size_t)>& issue,
+                       std::vector<std::vector<float>>& times);
 
   int64_t pause_cycles_ = 0;
   int processors_ = 0;
