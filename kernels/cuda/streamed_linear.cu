@@ -219,7 +219,8 @@ template <typename Run>
 cudaError_t with_stages_of_parts(const MatmulShape& shape, bool pairs, Run&& run) {
   if (shape.m <= kMostRowsOfNarrow) return with_stages(shape, run);
   auto with_type = [&](auto type) {
-    return pairs ? run(type, Stages<0, 128, 2, 2, true>()) : run(type, Stages<0, 128, 2, 1, true>());
+    return pairs ? with_stages_of_many<2, true>(type, shape.m, run)
+                 : with_stages_of_many<1, true>(type, shape.m, run);
   };
   return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
 }

@@ -213,8 +213,16 @@ TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
       check_linear(dtype, wide, m, 1536, 4096);
       for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_linear(dtype, wide, m, 576, k);
     }
+    // Up to 96 rows and beyond, which take stages of their own.
+    for (int64_t m : {72, 88, 96, 97}) {
+      const bool wide = m == 88;
+      check_linear(dtype, !wide, m, 72, 1032);
+      check_linear(dtype, !wide, m, 520, 2056);
+      for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_linear(dtype, wide, m, 200, k);
+    }
     check_linear(dtype, false, 128, 5120, 320);
     check_linear(dtype, false, 96, 30000, 136);
+    check_linear(dtype, true, 88, 17000, 576);
     check_linear(dtype, true, 128, 17000, 576);
   }
 }
@@ -418,7 +426,7 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
       EXPECT_EQ(download(narrow), expected) << m << " rows, replayed";
     }
   };
-  for (int64_t m : {1, 4, 17, 40, 100}) {
+  for (int64_t m : {1, 4, 17, 40, 96, 100}) {
     const Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
     const Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
     check(m, dense_weight(up, gpu), dense_weight(down, gpu));

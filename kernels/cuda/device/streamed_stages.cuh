@@ -85,6 +85,8 @@ struct Stages {
   // With barriers, and what a processor takes for itself of each block.
   static_assert(kBlocks * (kSharedBytes + 2048) <= 228 << 10);
   static_assert(kCount >= 2);
+  // Where one block's rows of x begin, the swizzle does.
+  static_assert(kXRows % kSharing == 0 && kXRowsBrought * kRowBytes % kTileAlignment == 0);
   std::byte* memory;
   uint64_t* full;
   uint64_t* empty;

@@ -94,6 +94,7 @@ __device__ inline void products_done(float (&sums)[kCount]) {
   LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")    \
   LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17") \
   LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 96, 48, "%48", "%49") \
   LLM_DIST_MULTIPLY_TILES(T, elements, 128, 64, "%64", "%65")
 
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
