@@ -412,7 +412,8 @@ void launch_decodes(const PagedAttentionArgs& args, const AttentionParams& param
       .threads = kThreads,
       .stream = stream,
       .shared_bytes =
-          args.plan.decode_residents < kDecodeResidents ? std::max(kResults, kBytesForTwo) : kResults};
+          args.plan.decode_residents < kDecodeResidents ? std::max(kResults, kBytesForTwo) : kResults,
+      .early = args.beside_prompts || args.plan.decodes_early};
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
   (void)launch_overlapped(kernel,
                           how,

@@ -278,6 +278,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   plan.crowded =
       params.num_sequences >= many_decodes(params.num_kv_heads) && uncut <= 2 * kFewerResidents * kProcessors;
   plan.decode_residents = plan.crowded ? fullest_residents(uncut) : kDecodeResidents;
+  plan.decodes_early = uncut <= kTargetBlocks;
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
     const StepWork work = work_of_step(params, plan, group);

@@ -53,8 +53,11 @@ struct AttentionPlan {
   // blocks without work.
   bool crowded = false;
   int decode_residents = 0;  // decode blocks that a processor has at a time
-  int64_t num_decode = 0;    // items, −1 ones included; without prompts at least one, otherwise maybe none
-  int64_t num_prompt = 0;    // items
+  // Whether they come while the kernel in front ends, and read ahead. Not those of more than a round, which
+  // gain less by that than they lose by crowding: docs/kernels.md.
+  bool decodes_early = true;
+  int64_t num_decode = 0;  // items, −1 ones included; without prompts at least one, otherwise maybe none
+  int64_t num_prompt = 0;  // items
   DecodeItem* decode = nullptr;
   PromptItem* prompt = nullptr;  // those that see the most keys first
   float* partial = nullptr;      // [slots, num_kv_heads, decode_rows, head_dim + 2]
