@@ -11,12 +11,12 @@
 
 #include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/peer_terms.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace llm_dist::kernels {
 
 // Ranks whose terms a thread has on their way at once.
 inline constexpr int kTermsAtOnce = 4;
-inline constexpr int kOfVec = 8;  // elements
 
 // sums[i] ← the sum of the (first + i · step)-th eight elements, of `vecs`; in rank order, rounded once, as
 // comm/p2p/all_reduce.h does. meanwhile() is called once, when the first terms are on their way. When nobody
@@ -29,7 +29,7 @@ __device__ inline void sum_terms(const device::PeerTerms& terms,
                                  int vecs,
                                  uint4 (&sums)[kVecs],
                                  Meanwhile&& meanwhile) {
-  float totals[kVecs][kOfVec] = {};
+  float totals[kVecs][kVecWidth] = {};
 #pragma unroll 1
   for (int begin = 0; begin < terms.size; begin += kTermsAtOnce) {
     uint4 raw[kVecs][kTermsAtOnce];
@@ -61,10 +61,10 @@ __device__ inline void sum_terms(const device::PeerTerms& terms,
       if (begin + s >= terms.size) break;
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
-        float values[kOfVec];
+        float values[kVecWidth];
         unpack_eight<T>(raw[i][s], values);
 #pragma unroll
-        for (int e = 0; e < kOfVec; ++e) totals[i][e] = begin + s == 0 ? values[e] : totals[i][e] + values[e];
+        for (int e = 0; e < kVecWidth; ++e) totals[i][e] = begin + s == 0 ? values[e] : totals[i][e] + values[e];
       }
     }
   }
