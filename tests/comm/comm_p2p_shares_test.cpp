@@ -29,8 +29,8 @@ struct ShareShape {
 };
 
 // What makes terms out of normed rows: kernels that stand for products, products of a square matrix, or two
-// of them, the first of which reads the rows, and hands them where the norm has kept them.
-enum class Between : uint8_t { kStandIns, kProduct, kTwoProducts };
+// of them, the first of which, gated or not, reads the rows, and hands them where the norm has kept them.
+enum class Between : uint8_t { kStandIns, kProduct, kTwoProducts, kGatedAndProduct };
 
 // One rank's part of calls of some shapes, once in the kernel of shares and once apart. Each shape has a
 // residual stream of its own, since a rank's share of the rows is elsewhere in every shape. The terms of a
@@ -65,6 +65,7 @@ class SharesTwin {
             .value();
     for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &y_, &spare_})
       *buffer = allocate(most, device::MemoryKind::kDevice);
+    if (between_ == Between::kGatedAndProduct) gate_up_ = allocate(2 * most, device::MemoryKind::kDevice);
     share_ = allocate(all_elements_ / size(), device::MemoryKind::kDevice);
     residual_ = allocate(all_elements_, device::MemoryKind::kDevice);
     weight_ = allocate(kMostHidden, device::MemoryKind::kDevice);
@@ -73,10 +74,10 @@ class SharesTwin {
     upload(weight_, kMostHidden, 77);
     if (has_products()) {
       const int64_t width = hidden(0);
-      matrix_ = allocate(width * width, device::MemoryKind::kDevice);
+      matrix_ = allocate(2 * width * width, device::MemoryKind::kDevice);
       // Rows keep their size from product to product.
-      const float scale = between_ == Between::kTwoProducts ? 0x1p-5f : 1.0f;
-      upload(matrix_, width * width, static_cast<uint64_t>(group.rank()) + 33, scale);
+      const float scale = has_reader() ? 0x1p-5f : 1.0f;
+      upload(matrix_, 2 * width * width, static_cast<uint64_t>(group.rank()) + 33, scale);
     }
     upload(start_, most, static_cast<uint64_t>(group.rank()) + 1);
     fill(residual_host_, all_elements_, 99);
@@ -94,7 +95,7 @@ class SharesTwin {
       copy(share_of(i), flat(residual_host_, begin_of_share(i), elements(i) / size()));
     copy(flat(residual_, 0, all_elements_), flat(residual_host_, 0, all_elements_));
     for (const device::Buffer& scratch : scratch_) copy(flat(scratch, 0, most), flat(start_, 0, most));
-    if (between_ == Between::kTwoProducts) copy(flat(y_, 0, most), flat(start_, 0, most));
+    if (has_reader()) copy(flat(y_, 0, most), flat(start_, 0, most));
     copy(flat(x_, 0, most), left_in_out());
   }
   // kept: normed rows are, where the product in front of the next call can hand them.
@@ -102,23 +103,18 @@ class SharesTwin {
     hand_terms(shape);
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
     const Tensor weight = flat(weight_, 0, hidden(shape));
-    kept = kept && between_ == Between::kTwoProducts && rows(shape) % (size() * kernels::kHandedRows) == 0;
+    kept = kept && has_reader() && rows(shape) % (size() * kernels::kHandedRows) == 0;
     reducer_.add_rms_norm_of_shares(
         {.residual = share_in_rows(shape), .weight = weight, .epsilon = 1e-5f, .out = out, .kept = kept},
         *group_.stream);
-    if (between_ != Between::kTwoProducts) return;
-    const Tensor y = rows_of(y_, shape);
-    const kernels::OpTable& ops = *cuda_module().value()->ops;
+    if (!has_reader()) return;
+    device::HandedRows handed;
     if (kept) {
-      ASSERT_TRUE(ops.hands_rows(*state_, square(shape), false, kType, size()));
-      ops.linear_of_handed(*state_,
-                           *group_.stream,
-                           product(shape, out, y),
-                           reducer_.handed_rows(rows(shape), hidden(shape), kType));
+      ASSERT_TRUE(cuda_module().value()->ops->hands_rows(*state_, square(shape), false, kType, size()));
+      handed = reducer_.handed_rows(rows(shape), hidden(shape), kType);
       ++num_kept_;
-    } else {
-      ops.linear(*state_, *group_.stream, product(shape, out, y));
     }
+    read(shape, out, rows_of(y_, shape), handed);
   }
   int num_kept() const { return num_kept_; }
   // What was normed last stays.
@@ -155,9 +151,9 @@ class SharesTwin {
       group_.comm->all_reduce(x, ReduceOp::kSum, *group_.stream);
       add_rms_norm(shape, x, residual, x);
     }
-    if (between_ != Between::kTwoProducts) return;
+    if (!has_reader()) return;
     const Tensor y = rows_of(term_, shape);
-    cuda_module().value()->ops->linear(*state_, *group_.stream, product(shape, x, y));
+    read(shape, x, y, {});
     copy(x, y);
   }
   // Keeps this rank's GPU busy.
@@ -201,19 +197,37 @@ class SharesTwin {
     return flat(share_, begin_[shape] / size(), elements(shape) / size());
   }
   bool has_products() const { return between_ != Between::kStandIns; }
+  bool has_reader() const {
+    return between_ == Between::kTwoProducts || between_ == Between::kGatedAndProduct;
+  }
   // What the next call's terms are made of.
   Tensor left_in_out() const {
-    if (between_ == Between::kTwoProducts) return flat(y_, 0, elements(largest_));
+    if (has_reader()) return flat(y_, 0, elements(largest_));
     return reducer_.shared_out(rows(largest_), hidden(largest_), kType).reshaped({elements(largest_)});
   }
-  Weight square(size_t shape) const {
+  // Rows of the matrix: as many as columns, or twice as many.
+  Weight square(size_t shape, int64_t times = 1) const {
     const int64_t width = hidden(shape);
-    Weight weight{.scheme = scheme_of(kType), .n = width, .k = width};
-    weight.parts[0] = matrix_.view(DType::kU8, {width, width * kBytes});
+    Weight weight{.scheme = scheme_of(kType), .n = times * width, .k = width};
+    weight.parts[0] = matrix_.view(DType::kU8, {times * width, width * kBytes});
     return weight;
   }
-  kernels::LinearParams product(size_t shape, const Tensor& x, const Tensor& out) const {
-    return {.x = x, .weight = square(shape), .bias = {}, .out = out};
+  // The first of two products.
+  void read(size_t shape, const Tensor& x, const Tensor& y, const device::HandedRows& handed) {
+    const kernels::OpTable& ops = *cuda_module().value()->ops;
+    if (between_ == Between::kTwoProducts) {
+      const kernels::LinearParams product{.x = x, .weight = square(shape), .bias = {}, .out = y};
+      if (handed.size > 0) return ops.linear_of_handed(*state_, *group_.stream, product, handed);
+      return ops.linear(*state_, *group_.stream, product);
+    }
+    const kernels::LinearSiluAndMulParams product{
+        .x = x,
+        .weight = square(shape, 2),
+        .bias = {},
+        .gate_up = gate_up_.view(kType, {rows(shape), 2 * hidden(shape)}),
+        .out = y};
+    if (handed.size > 0) return ops.linear_silu_and_mul_of_handed(*state_, *group_.stream, product, handed);
+    ops.linear_silu_and_mul(*state_, *group_.stream, product);
   }
   Tensor share_in_rows(size_t shape) const {
     return share_of(shape).reshaped({shapes_[shape].rows_of_rank, hidden(shape)});
@@ -222,9 +236,8 @@ class SharesTwin {
   void hand_terms(size_t shape) {
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
     if (has_products()) {
-      multiply(shape, between_ == Between::kProduct ? out : rows_of(y_, shape), [&](int rank) {
-        return place_of(rank, shape);
-      });
+      multiply(
+          shape, has_reader() ? rows_of(y_, shape) : out, [&](int rank) { return place_of(rank, shape); });
       return;
     }
     const int64_t share = shapes_[shape].rows_of_rank;
@@ -298,6 +311,7 @@ class SharesTwin {
   device::Buffer term_;           // of all rows, on their way to the ranks
   device::Buffer x_;              // apart
   device::Buffer y_;              // of the product that reads what was normed
+  device::Buffer gate_up_;        // memory for a gated one's
   device::Buffer spare_;          // nobody reads it
   device::Buffer share_;          // of every shape's residual stream
   device::Buffer residual_;       // apart: every shape's, whole
@@ -425,7 +439,7 @@ TEST_P(P2pShares, TakeWhatProductsStoreAtTheRanks) {
 TEST_P(P2pShares, KeepWhatProductsHand) {
   if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
   run([](World& world, Site& site) {
-    auto check = [&](auto type, int64_t width) {
+    auto check = [&](auto type, int64_t width, Between between) {
       using T = decltype(type);
       std::vector<ShareShape> shapes;
       for (int64_t rows_of_rank : {512, 3, 1024, 513, 1536}) shapes.push_back({rows_of_rank, width});
@@ -444,10 +458,11 @@ TEST_P(P2pShares, KeepWhatProductsHand) {
         }
         EXPECT_GT(twin.num_kept(), 60);
       };
-      with_twin<SharesTwin, T>(world, site, body, shapes, Between::kTwoProducts);
+      with_twin<SharesTwin, T>(world, site, body, shapes, between);
     };
-    check(BFloat16{}, 2048);
-    check(Float16{}, 2304);  // tiles of another width
+    check(BFloat16{}, 2048, Between::kTwoProducts);
+    check(Float16{}, 2304, Between::kTwoProducts);  // tiles of another width
+    check(BFloat16{}, 2048, Between::kGatedAndProduct);
   });
 }
 

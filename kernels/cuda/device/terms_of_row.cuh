@@ -64,7 +64,8 @@ __device__ inline void sum_terms(const device::PeerTerms& terms,
         float values[kVecWidth];
         unpack_eight<T>(raw[i][s], values);
 #pragma unroll
-        for (int e = 0; e < kVecWidth; ++e) totals[i][e] = begin + s == 0 ? values[e] : totals[i][e] + values[e];
+        for (int e = 0; e < kVecWidth; ++e)
+          totals[i][e] = begin + s == 0 ? values[e] : totals[i][e] + values[e];
       }
     }
   }
