@@ -63,8 +63,9 @@ class NormReducer {
   virtual void hand_terms() = 0;
   // Where out has to be; it stays until the group's next call.
   virtual Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const = 0;
-  // What hands the rows that such a call has kept. Nowhere (size 0) where every rank has to leave them to the
-  // call; the same on every rank. Who hands rows waits on all of a GPU's processors, as who takes terms.
+  // What hands the rows that such a call has kept. Nowhere (size 0) where this rank has to leave them to the
+  // call: ranks agree before they keep any. Who hands rows waits on all of a GPU's processors, as who takes
+  // terms.
   virtual device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype) const = 0;
   virtual void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) = 0;
   // The sum and the addition alone. residual: [rows/n, hidden].

@@ -43,7 +43,10 @@ Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, bool reader_hands) c
   const int64_t rows = residual.dim(0) * context_.mesh.tp();
   const Tensor out = reducer.shared_out(rows, residual.dim(1), residual.dtype);
   Normed normed{out};
-  if (reader_hands) normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype);
+  if (reader_hands) {
+    normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype);
+    CHECK(normed.handed.size > 0, "{} rows that the other ranks keep, and this one cannot", rows);
+  }
   context_.ops->observed(
       kernels::CallKind::kCollective, "add_rms_norm_of_shares", rows, [&](device::Stream& stream) {
         reducer.add_rms_norm_of_shares({.residual = residual,

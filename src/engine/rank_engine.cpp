@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/agreement.h"
 #include "comm/collective_times.h"
 #include "src/base/log.h"
 #include "src/model/layout.h"
@@ -185,10 +186,8 @@ Status RankEngine::agree_on_shares(const comm::NormReducer* reducer) {
   const bool takes = reducer != nullptr &&
                      reducer->takes_shares(
                          options_.padded_tokens(), parts_.checkpoint->config().hidden_size, options_.dtype);
-  ASSIGN_OR_RETURN(
-      std::vector<std::string> all,
-      parts_.world->all_gather_bytes(takes ? "yes" : "no", Deadline::after_seconds(kAgreeDeadlineSeconds)));
-  if (std::ranges::find(all, "no") == all.end()) return ok_status();
+  ASSIGN_OR_RETURN(std::vector<bool> all_take, agree({takes}));
+  if (all_take[0]) return ok_status();
   layout.sequence_parallel_from = parallel::Layout::kNever;
   mesh_ = parallel::Mesh(layout, mesh_.rank());
   if (mesh_.rank() == 0)
@@ -206,10 +205,8 @@ Status RankEngine::agree_on_terms(comm::NormReducer* reducer) {
     if (slot.makes_terms)
       makes = makes && parts_.ops->makes_shares(*op_state_, *slot.target, slot.has_bias, options_.dtype);
   }
-  ASSIGN_OR_RETURN(
-      std::vector<std::string> all,
-      parts_.world->all_gather_bytes(makes ? "yes" : "no", Deadline::after_seconds(kAgreeDeadlineSeconds)));
-  if (std::ranges::find(all, "no") == all.end()) reducer->hand_terms();
+  ASSIGN_OR_RETURN(std::vector<bool> all_make, agree({makes}));
+  if (all_make[0]) reducer->hand_terms();
   return ok_status();
 }
 
@@ -221,21 +218,22 @@ Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
                                                                 parts_.checkpoint->config().hidden_size,
                                                                 options_.dtype)
                                                    .size > 0;
-  std::string mine;  // by matrix
+  std::vector<bool> mine;  // by matrix
   for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
     const bool hands_these =
         hands && slot.hands_rows != nullptr &&
         parts_.ops->hands_rows(*op_state_, *slot.target, slot.has_bias, options_.dtype, mesh_.tp());
-    mine += hands_these ? 'y' : 'n';
+    mine.push_back(hands_these);
   }
-  ASSIGN_OR_RETURN(std::vector<std::string> all,
-                   parts_.world->all_gather_bytes(mine, Deadline::after_seconds(kAgreeDeadlineSeconds)));
-  for (size_t i = 0; i < mine.size(); ++i) {
-    bool* hands_rows = weight_map_.matrices[i].hands_rows;
-    if (hands_rows != nullptr)
-      *hands_rows = std::ranges::all_of(all, [i](const std::string& each) { return each.at(i) == 'y'; });
+  ASSIGN_OR_RETURN(std::vector<bool> all_hand, agree(mine));
+  for (size_t i = 0; i < all_hand.size(); ++i) {
+    if (bool* hands_rows = weight_map_.matrices[i].hands_rows) *hands_rows = all_hand[i];
   }
   return ok_status();
+}
+
+Result<std::vector<bool>> RankEngine::agree(const std::vector<bool>& mine) {
+  return comm::agree(*parts_.world, mine, Deadline::after_seconds(kAgreeDeadlineSeconds));
 }
 
 Result<comm::Communicator*> RankEngine::connect(const std::string& name,

@@ -86,6 +86,7 @@ class RankEngine {
   Status agree_on_shares(const comm::NormReducer* reducer);
   Status agree_on_terms(comm::NormReducer* reducer);
   Status agree_on_rows(const comm::NormReducer* reducer);
+  Result<std::vector<bool>> agree(const std::vector<bool>& mine);
   Status warm_up();
   Status capture_graphs();
 

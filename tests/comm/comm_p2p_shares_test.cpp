@@ -98,23 +98,30 @@ class SharesTwin {
     if (has_reader()) copy(flat(y_, 0, most), flat(start_, 0, most));
     copy(flat(x_, 0, most), left_in_out());
   }
-  // kept: normed rows are, where the product in front of the next call can hand them.
-  void shared(size_t shape, bool kept = false) {
-    hand_terms(shape);
-    const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
-    const Tensor weight = flat(weight_, 0, hidden(shape));
+  // kept: normed rows are, where the product behind can hand them; `copies`: of what keeps this rank's GPU
+  // busy between the two.
+  void shared(size_t shape, bool kept = false, int64_t copies = 0) {
     kept = kept && has_reader() && rows(shape) % (size() * kernels::kHandedRows) == 0;
-    reducer_.add_rms_norm_of_shares(
-        {.residual = share_in_rows(shape), .weight = weight, .epsilon = 1e-5f, .out = out, .kept = kept},
-        *group_.stream);
+    norm_shares(shape, kept);
     if (!has_reader()) return;
     device::HandedRows handed;
     if (kept) {
+      fall_behind(copies);
       ASSERT_TRUE(cuda_module().value()->ops->hands_rows(*state_, square(shape), false, kType, size()));
       handed = reducer_.handed_rows(rows(shape), hidden(shape), kType);
       ++num_kept_;
     }
-    read(shape, out, rows_of(y_, shape), handed);
+    read(shape, reducer_.shared_out(rows(shape), hidden(shape), kType), rows_of(y_, shape), handed);
+  }
+  // The same without the product that reads what is normed.
+  void norm_shares(size_t shape, bool kept) {
+    hand_terms(shape);
+    reducer_.add_rms_norm_of_shares({.residual = share_in_rows(shape),
+                                     .weight = flat(weight_, 0, hidden(shape)),
+                                     .epsilon = 1e-5f,
+                                     .out = reducer_.shared_out(rows(shape), hidden(shape), kType),
+                                     .kept = kept},
+                                    *group_.stream);
   }
   int num_kept() const { return num_kept_; }
   // What was normed last stays.
@@ -434,24 +441,26 @@ TEST_P(P2pShares, TakeWhatProductsStoreAtTheRanks) {
   });
 }
 
-// Between calls that hand all rows out themselves, of the same shapes and of others. Of the largest shape a
-// block has several tiles of each rank's rows.
+// Between calls that hand all rows out themselves, of the same shapes and of others; now one rank comes late
+// to the norm, now one to the product behind it. Of many columns a block has several tiles of a rank's rows.
 TEST_P(P2pShares, KeepWhatProductsHand) {
   if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
   run([](World& world, Site& site) {
-    auto check = [&](auto type, int64_t width, Between between) {
+    auto check = [&](auto type, int64_t width, std::vector<int64_t> rows, Between between) {
       using T = decltype(type);
       std::vector<ShareShape> shapes;
-      for (int64_t rows_of_rank : {512, 3, 1024, 513, 1536}) shapes.push_back({rows_of_rank, width});
+      for (int64_t rows_of_rank : rows) shapes.push_back({rows_of_rank, width});
       auto body = [](SharesTwin<T>& twin, GroupUnderTest& group) {
         for (unsigned seed = 1; seed <= 4; ++seed) {
           const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 60);
           std::mt19937 late(seed);
+          auto is_late = [&] {
+            return static_cast<int>(late() % static_cast<unsigned>(2 * group.size())) == group.rank();
+          };
           twin.restart();
           for (size_t i = 0; i < calls.size(); ++i) {
-            if (static_cast<int>(late() % static_cast<unsigned>(2 * group.size())) == group.rank())
-              twin.fall_behind(late() % 20);
-            twin.shared(calls[i], (i + seed) % 4 != 0);
+            if (is_late()) twin.fall_behind(late() % 20);
+            twin.shared(calls[i], (i + seed) % 4 != 0, is_late() ? late() % 20 : 0);
           }
           for (size_t shape : calls) twin.apart(shape);
           twin.expect_alike();
@@ -460,12 +469,39 @@ TEST_P(P2pShares, KeepWhatProductsHand) {
       };
       with_twin<SharesTwin, T>(world, site, body, shapes, between);
     };
-    check(BFloat16{}, 2048, Between::kTwoProducts);
-    check(Float16{}, 2304, Between::kTwoProducts);  // tiles of another width
-    check(BFloat16{}, 2048, Between::kGatedAndProduct);
+    check(BFloat16{}, 2048, {512, 3, 1024, 513, 1536}, Between::kTwoProducts);
+    check(Float16{}, 2304, {512, 130, 1536}, Between::kTwoProducts);  // tiles of another width
+    check(BFloat16{}, 4096, {512, 1024}, Between::kTwoProducts);
+    check(BFloat16{}, 2048, {512, 1024, 513}, Between::kGatedAndProduct);
   });
 }
 
+TEST_P(P2pShares, GraphsReplayProductsThatHandRows) {
+  if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
+  run([](World& world, Site& site) {
+    auto body = [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+      const std::vector<size_t> calls = calls_of(twin.num_shapes(), 12, 5);
+      auto issue = [&] {
+        for (size_t i = 0; i < calls.size(); ++i) {
+          twin.shared(calls[i], i % 3 != 0);
+          twin.apart(calls[i]);
+        }
+      };
+      replay_in_graph(world,
+                      site,
+                      group,
+                      {.issue = issue,
+                       .restart = [&] { twin.restart(); },
+                       .expect = [&] { twin.expect_alike(); },
+                       .rounds = 10,
+                       .replays = 5});
+    };
+    const std::vector<ShareShape> shapes = {{512, 2048}, {40, 2048}, {1024, 2048}};
+    with_twin<SharesTwin, BFloat16>(world, site, body, shapes, Between::kTwoProducts);
+  });
+}
+
+// Of the rank that leaves, the norm has come, and no product.
 TEST_P(P2pShares, AnAbortEndsProductsThatWaitForRows) {
   if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
   run([](World& world, Site& site) {
@@ -476,7 +512,12 @@ TEST_P(P2pShares, AnAbortEndsProductsThatWaitForRows) {
       };
       auto issue_more = [&] { twin.shared(0, true); };
       const bool waiting = group.rank() != group.size() - 1;
-      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
+      expect_abort_to_end(
+          world,
+          group,
+          {.waiting = waiting, .issue = issue, .issue_more = issue_more, .issue_before_leaving = [&] {
+             twin.norm_shares(0, true);
+           }});
     };
     const std::vector<ShareShape> shapes = {{512, 2048}};
     with_twin<SharesTwin, BFloat16>(world, site, body, shapes, Between::kTwoProducts);

@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "comm/agreement.h"
 #include "comm/thread/thread_world.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/conformance_group.h"
@@ -38,6 +39,27 @@ INSTANTIATE_TEST_SUITE_P(Threads,
                            return case_name(std::get<1>(instance.param)) + "With" +
                                   std::to_string(std::get<0>(instance.param));
                          });
+
+TEST(Agreement, IsYesWhereEveryRankSaysYes) {
+  run_ranks(3, [](World& world, Site&) {
+    const int rank = world.rank_info().rank;
+    auto agreed = agree(world, {true, rank != 1, rank == 1, false}, Deadline::after_seconds(10));
+    ASSERT_TRUE(agreed.ok()) << agreed.status().to_string();
+    EXPECT_EQ(*agreed, (std::vector<bool>{true, false, false, false}));
+    agreed = agree(world, {}, Deadline::after_seconds(10));
+    ASSERT_TRUE(agreed.ok()) << agreed.status().to_string();
+    EXPECT_TRUE(agreed->empty());
+  });
+}
+
+TEST(Agreement, OfUnlikeQuestionsIsAnErrorForAll) {
+  run_ranks(3, [](World& world, Site&) {
+    const size_t count = world.rank_info().rank == 2 ? 1 : 2;
+    auto agreed = agree(world, std::vector<bool>(count, true), Deadline::after_seconds(10));
+    EXPECT_EQ(agreed.status().code(), StatusCode::kInternal);
+    EXPECT_EQ(agreed.status().message(), "rank 2 has 1 answers, rank 0 2");
+  });
+}
 
 TEST(ThreadGroup, CallsThatDifferAreAnErrorForAll) {
   run_ranks(3, [](World& world, Site& site) {

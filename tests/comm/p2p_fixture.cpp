@@ -148,6 +148,7 @@ void expect_abort_to_end(World& world, GroupUnderTest& group, const DoomedCalls&
     calls.issue_more();
     EXPECT_EQ(group.stream->error().code(), StatusCode::kUnavailable);
   } else {
+    calls.issue_before_leaving();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     group.comm->abort(unavailable("this rank is gone"));
   }

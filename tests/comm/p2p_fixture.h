@@ -74,6 +74,7 @@ struct DoomedCalls {
   bool waiting = false;
   std::function<void()> issue;
   std::function<void()> issue_more;
+  std::function<void()> issue_before_leaving = [] {};  // by the rank that does not wait
 };
 void expect_abort_to_end(World& world, GroupUnderTest& group, const DoomedCalls& calls);
 

@@ -38,7 +38,7 @@ __device__ inline void hand_rows(const device::HandedRows& rows, int warp, int w
   if (lane > 0 || count_done(rows.warps_done) + 1 < static_cast<uint32_t>(warps)) return;
   *rows.warps_done = 0;
   for (int rank = 0; rank < rows.size; ++rank) {
-    if (rank != rows.rank) store_release(rows.come[rank] + rows.rank, *rows.calls);
+    if (rank != rows.rank) store_release(rows.come[rank] + rows.rank, load_relaxed(rows.calls));
   }
 }
 
@@ -46,7 +46,8 @@ __device__ inline void hand_rows(const device::HandedRows& rows, int warp, int w
 // thread calls it, which then asks for the copies.
 __device__ inline void await_rows(const device::HandedRows& rows, int source) {
   const uint64_t* come = rows.come[rows.rank] + source;
-  const uint64_t number = *rows.calls;
+  // Past the first-level cache, which may hold what it was: not all who call it have waited for the call.
+  const uint64_t number = load_relaxed(rows.calls);
   uint32_t polls = 0;
   while (load_acquire(come) < number && !gives_up(rows.aborted, polls)) {
   }
