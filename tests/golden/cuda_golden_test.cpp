@@ -4,12 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <optional>
 #include <set>
 
-#include "comm/p2p_groups.h"
-#include "kernels/cuda/cuda_module.h"
-#include "src/base/run_time_module.h"
+#include "tests/golden/cuda_replicas.h"
 #include "tests/golden/golden_case.h"
 
 namespace llm_dist::engine {
@@ -19,18 +16,8 @@ constexpr double kToleranceF32 = 1e-4;
 constexpr double kToleranceShort = 0.2;  // 16-bit activations
 constexpr double kToleranceF8 = 1.2;     // weights of linear layers in 8-bit floats too
 
-class CudaGolden : public testing::TestWithParam<const char*> {
+class CudaGolden : public CudaReplicas, public testing::WithParamInterface<const char*> {
  protected:
-  void SetUp() override {
-    auto entry = open_module({.file = kernels::kCudaModuleFile,
-                              .entry = kernels::kCudaModuleEntry,
-                              .how_to_build = "build with CUDA",
-                              .how_to_install = "install CUDA"});
-    ASSERT_TRUE(entry.ok()) << entry.status().to_string();
-    module_ = reinterpret_cast<kernels::CudaModuleEntry>(*entry)();
-    if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
-  }
-
   std::vector<parallel::Layout> layouts(const GoldenCase& golden) const {
     const checkpoint::ModelConfig& model = golden.checkpoint->config();
     std::vector<parallel::Layout> fitting;
@@ -57,22 +44,6 @@ class CudaGolden : public testing::TestWithParam<const char*> {
       if (layout.world_size() <= module_->visible_devices()) fitting.push_back(layout);
     }
     return fitting;
-  }
-
-  // limits: of sums over peer memory; none: the defaults.
-  ReplicaOptions replica_options(const EngineOptions& engine,
-                                 std::optional<comm::PeerLimits> limits = {}) const {
-    ReplicaOptions options{.engine = engine, .ops = module_->ops};
-    options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
-    options.make_communicator =
-        [limits](
-            comm::World& world, std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
-          int index = world.rank_info().rank;
-          const bool hands_off = use == comm::GroupUse::kHandOff;
-          return comm::make_p2p_communicator(
-              world, ranks, name, index, hands_off ? comm::hand_off_peer_limits() : limits);
-        };
-    return options;
   }
 
   // Tokens as the golden says; logits within `tolerance`.
@@ -107,8 +78,6 @@ class CudaGolden : public testing::TestWithParam<const char*> {
                 engine.graph_sizes.size(),
                 worst);
   }
-
-  const kernels::CudaModule* module_ = nullptr;
 };
 INSTANTIATE_TEST_SUITE_P(Models,
                          CudaGolden,

@@ -1,0 +1,46 @@
+// Replicas on this machine's GPUs.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "comm/p2p_groups.h"
+#include "kernels/cuda/cuda_module.h"
+#include "src/base/run_time_module.h"
+#include "tests/engine/replica.h"
+
+namespace llm_dist::engine {
+
+class CudaReplicas : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto entry = open_module({.file = kernels::kCudaModuleFile,
+                              .entry = kernels::kCudaModuleEntry,
+                              .how_to_build = "build with CUDA",
+                              .how_to_install = "install CUDA"});
+    ASSERT_TRUE(entry.ok()) << entry.status().to_string();
+    module_ = reinterpret_cast<kernels::CudaModuleEntry>(*entry)();
+    if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
+  }
+
+  // limits: of sums over peer memory; none: the defaults.
+  ReplicaOptions replica_options(const EngineOptions& engine,
+                                 std::optional<comm::PeerLimits> limits = {}) const {
+    ReplicaOptions options{.engine = engine, .ops = module_->ops};
+    options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
+    options.make_communicator =
+        [limits](
+            comm::World& world, std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
+          int index = world.rank_info().rank;
+          const bool hands_off = use == comm::GroupUse::kHandOff;
+          return comm::make_p2p_communicator(
+              world, ranks, name, index, hands_off ? comm::hand_off_peer_limits() : limits);
+        };
+    return options;
+  }
+
+  const kernels::CudaModule* module_ = nullptr;
+};
+
+}  // namespace llm_dist::engine
