@@ -47,7 +47,7 @@ __device__ inline void hand_rows(const device::HandedRows& rows, int warp, int w
 __device__ inline void await_rows(const device::HandedRows& rows, int source) {
   const uint64_t* come = rows.come[rows.rank] + source;
   const uint64_t number = *rows.calls;
-  uint32_t polls = 0;
+  uint32_t polls = first_poll();
   while (load_acquire(come) < number && !gives_up(rows.aborted, polls)) {
   }
   asm volatile("fence.proxy.async.global;" ::: "memory");
