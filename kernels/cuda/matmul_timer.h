@@ -21,8 +21,8 @@ class MatmulTimer {
   MatmulTimer& operator=(const MatmulTimer&) = delete;
 
   // The median time of each of `count` candidates and a wait in front of it that is the same for all, in
-  // milliseconds; infinite for one whose issue(i) returns false, and for those that are soon seen to be slower
-  // than others. Waits for the stream.
+  // milliseconds; infinite for one whose issue(i) returns false, and for those that are soon seen to be
+  // slower than others. Waits for the stream.
   Result<std::vector<float>> time(size_t count,
                                   cudaStream_t stream,
                                   const std::function<bool(size_t)>& issue);

@@ -21,7 +21,6 @@ using namespace streamed;
 
 constexpr int kMostParts = StreamedDivision::kMostParts;
 constexpr int64_t kMostRows = 128;
-constexpr int64_t kMostRowsOfNarrow = 64;  // beyond, x would be more than twice the bytes of W
 // Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
 // Of a part, where there is a choice: fewer would pay less than what its sums cost.
