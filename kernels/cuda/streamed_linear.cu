@@ -305,10 +305,11 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
   const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
   const bool whole_groups = !shape.gated || shape.n % (2 * kGroupRows) == 0;
-  // TiledOutput's.
-  const bool tiles = shape.m <= kMostRowsStoredAsTheyLie ||
-                     (shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0 &&
-                      !(shape.gated && shape.out == DType::kF32));
+  // TiledOutput's: floats one by one, and not of gated strips, others in vectors.
+  const bool tiles =
+      shape.m <= kMostRowsStoredAsTheyLie ||
+      (shape.out == DType::kF32 ? !shape.gated
+                                : shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0);
   return device_.supported && short_floats && aligned && whole_groups && tiles && shape.m >= 1 &&
          shape.m <= (shape.f8_weight ? kMostRowsOfF8 : kMostRows);
 }
