@@ -273,6 +273,8 @@ std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels ke
     case LinearKernels::kWholePairs: return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
     case LinearKernels::kThreeParts: return StreamedDivision{.wide = true, .parts = 3};
     case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 2};
+    case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 3};
+    case LinearKernels::kPairsOfFourParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 4};
     default: return std::nullopt;
   }
 }

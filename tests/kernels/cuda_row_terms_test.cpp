@@ -354,6 +354,7 @@ TEST_F(CudaRowTerms, OfAFewRowsAreSent) {
       // Which kernel it is to be is not known before the first time.
       EXPECT_FALSE(module_->ops->linear_terms(*gpu_state_, *gpu_stream_, {product, ranks.terms}));
       const std::vector<std::byte> expected = download(y);
+      expect_streamed(of.rows, of.hidden, of.k);
       for (int64_t part : {int64_t{0}, (of.hidden / of.size + 255) / 256 * 256}) {
         ranks.terms.part_columns = static_cast<int>(part);
         for (const Twin& memory : ranks.memory) upload(memory);
