@@ -15,7 +15,8 @@ namespace llm_dist::kernels {
 // and of those one way to divide the work between blocks, wherever it can be had. kEven: all blocks have the
 // same work; kEvenWide: with more rows of the matrix at a time; kEvenPairs: besides, two blocks bring each
 // other rows; kWholePairs: such pairs have rows of the matrix to themselves; kThreeParts: three blocks share
-// rows of the matrix; kPairsOfParts: two do, and bring rows to the two beside them.
+// rows of the matrix; kPairsOfParts: two do, and bring rows to the two beside them; kPairsOfThreeParts and
+// kPairsOfFourParts: so many do.
 enum class LinearKernels : uint8_t {
   kFastest,
   kLibrary,
@@ -26,6 +27,8 @@ enum class LinearKernels : uint8_t {
   kWholePairs,
   kThreeParts,
   kPairsOfParts,
+  kPairsOfThreeParts,
+  kPairsOfFourParts,
 };
 
 // Which kernels attend to prompts, where a device has some of its own beside those that every device takes.

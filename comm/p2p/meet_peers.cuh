@@ -16,7 +16,7 @@ __device__ inline bool meet_peers(const PeerView& peers, int64_t flags, uint64_t
     const int64_t flags_of_block = flags + static_cast<int64_t>(blockIdx.x) * kMaxPeerRanks * 8;
     store_release(at<uint64_t>(peers, peer, flags_of_block) + peers.rank, number);
     const uint64_t* theirs = at<uint64_t>(peers, peers.rank, flags_of_block) + peer;
-    uint32_t polls = 0;
+    uint32_t polls = kernels::first_poll();
     while (!aborted && load_acquire(theirs) < number) aborted = gives_up(peers, polls);
   }
   return __syncthreads_or(aborted) == 0;

@@ -56,7 +56,7 @@ __device__ Packet* packet_in(std::byte* piece, int index) {
 __device__ bool reaches(const PeerView& peers, const uint64_t* word, uint64_t least) {
   bool aborted = false;
   if (threadIdx.x == 0) {
-    uint32_t polls = 0;
+    uint32_t polls = kernels::first_poll();
     while (!aborted && load_acquire(word) < least) aborted = gives_up(peers, polls);
   }
   return __syncthreads_or(aborted) == 0;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kMessageThreads)
 template <int kMost>
 __device__ bool receive_units(
     const PeerView& peers, std::byte* piece, int units, uint64_t number, uint4 (&raw)[kMost]) {
-  uint32_t polls = 0;
+  uint32_t polls = kernels::first_poll();
   do {
     bool arrived = true;
 #pragma unroll

@@ -145,7 +145,7 @@ __device__ inline void send_packets(
 template <int kMostRanks>
 __device__ bool receive_packets(
     const PeerView& peers, const PacketRegion& region, uint64_t number, int unit, uint4 (&raw)[kMostRanks]) {
-  uint32_t polls = 0;
+  uint32_t polls = kernels::first_poll();
   do {
     bool arrived = true;
 #pragma unroll

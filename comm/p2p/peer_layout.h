@@ -47,7 +47,7 @@ struct PeerLayout {
   int64_t one_shot_units = 0;  // likewise
   int64_t part_units = 0;      // of one of the parts that a two-shot call divides a tensor into
 
-  int64_t aborted = 0;         // uint32_t: device::AbortWords::seen; this rank's own
+  int64_t abort_seen = 0;      // uint32_t: device::AbortWords::seen; this rank's own
   int64_t packet_calls = 0;    // uint64_t [kPacketBlocks]: calls made, by block; this rank's own
   int64_t one_shot_calls = 0;  // uint64_t [kStageBlocks]
   int64_t two_shot_calls = 0;  // uint64_t [kStageBlocks]
@@ -100,7 +100,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
     return begin;
   };
   constexpr int64_t kWord = sizeof(uint64_t);
-  at.aborted = place(sizeof(uint32_t));
+  at.abort_seen = place(sizeof(uint32_t));
   at.packet_calls = place(kPacketBlocks * kWord);
   at.one_shot_calls = place(kStageBlocks * kWord);
   at.two_shot_calls = place(kStageBlocks * kWord);

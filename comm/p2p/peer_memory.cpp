@@ -132,7 +132,7 @@ Status PeerResources::take_memory() {
   *aborted_ = 0;
   view_.aborted = {
       .told = aborted_,
-      .seen = reinterpret_cast<uint32_t*>(static_cast<std::byte*>(memory) + view_.layout.aborted)};
+      .seen = reinterpret_cast<uint32_t*>(static_cast<std::byte*>(memory) + view_.layout.abort_seen)};
   return ok_status();
 }
 

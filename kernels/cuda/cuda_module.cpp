@@ -24,6 +24,10 @@ bool takes_weight(WeightScheme scheme, DType activation) {
 
 Status prepare_weight(OpState&, device::Stream&, Weight&) { return ok_status(); }
 
+std::optional<StreamedDivision> take_last_division(OpState& state) {
+  return as_cuda_state(state).matmul().take_last_division();
+}
+
 constexpr OpTable kOps{
     .backend = "cuda",
     .make_state = make_state,
@@ -59,7 +63,8 @@ constexpr CudaModule kModule{.version = kCudaModuleVersion,
                              .visible_devices = device::visible_cuda_devices,
                              .make_backend = device::make_cuda_backend,
                              .ops = &kOps,
-                             .read_bandwidth = read_bandwidth_cuda};
+                             .read_bandwidth = read_bandwidth_cuda,
+                             .take_last_division = take_last_division};
 
 }  // namespace
 }  // namespace llm_dist::kernels

@@ -3,13 +3,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
+#include "kernels/cuda/streamed_division.h"
 #include "kernels/op_table.h"
 #include "src/device/backend.h"
 
 namespace llm_dist::kernels {
 
-inline constexpr int kCudaModuleVersion = 4;
+inline constexpr int kCudaModuleVersion = 5;
 inline constexpr const char* kCudaModuleFile = "libllm_dist_cuda.so";
 inline constexpr const char* kCudaModuleEntry = "llm_dist_cuda_module";
 
@@ -20,6 +22,10 @@ struct CudaModule {
   const OpTable* ops = nullptr;
   // Bytes a second at which kernels read the device's memory, measured.
   Result<double> (*read_bandwidth)(device::Backend& backend) = nullptr;
+  // For tests, which are to notice when another kernel ran than theirs: how the kernels for few rows divided
+  // the last product of `state`'s Matmul; nothing where it was another's, or where none ran since this was
+  // last asked.
+  std::optional<StreamedDivision> (*take_last_division)(OpState& state) = nullptr;
 };
 
 using CudaModuleEntry = const CudaModule* (*)();

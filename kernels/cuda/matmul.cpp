@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cuda/quantize_rows.h"
 #include "kernels/cuda/silu_and_mul.h"
@@ -51,7 +52,8 @@ Result<std::string> environment(LinearKernels kernels) {
       driver,
       cublasLtGetVersion(),
       kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion),
-      wanted ? format(", division {}", wanted->code()) : "");
+      // Of those that try none of the library's, apart: their choices are not everyone's.
+      wanted ? format(", division {}", wanted->code()) : (are_ours(kernels) ? ", ours" : ""));
 }
 
 Status blas_status(cublasStatus_t status, std::string_view what) {
@@ -493,8 +495,15 @@ void Matmul::run(const MatmulShape& shape, const MatmulOperands& operands, devic
   CHECK(operands.handed.size == 0 || hands(shape, operands.handed.size), "{} rows to be handed", shape.m);
   auto plan = plan_for(shape, operands, stream);
   Status status = plan.status();
+  last_run_ = status.ok() ? *plan : nullptr;
   if (status.ok()) status = issue(**plan, shape, (*plan)->choice, operands, stream);
   if (!status.ok()) stream.fail(std::move(status));
+}
+
+std::optional<StreamedDivision> Matmul::take_last_division() {
+  const Plan* plan = std::exchange(last_run_, nullptr);
+  if (plan == nullptr || plan->choice.kernel != Candidate::Kernel::kStreamed) return std::nullopt;
+  return plan->choice.division;
 }
 
 }  // namespace llm_dist::kernels

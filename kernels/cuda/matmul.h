@@ -11,6 +11,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "kernels/cuda/matmul_choices.h"
@@ -68,6 +69,8 @@ class Matmul {
   void start_tuning();
   void end_tuning();
   int num_tuned() const { return num_tuned_; }  // shapes, by this object
+  // Of the last run() since this was last asked, where our kernels for few rows took it (CudaModule).
+  std::optional<StreamedDivision> take_last_division();
 
  private:
   struct Plan;
@@ -133,6 +136,7 @@ class Matmul {
   LinearKernels kernels_;
   std::unique_ptr<MatmulTimer> timer_;  // while tuning
   int num_tuned_ = 0;
+  const Plan* last_run_ = nullptr;
   std::map<MatmulShape, std::unique_ptr<Plan>> plans_;
 };
 

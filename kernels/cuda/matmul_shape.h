@@ -28,6 +28,10 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;
 };
 
+// Up to here, over all ranks that get them, a product of few rows sends its rows itself
+// (MatmulOperands::terms): two columns at a time, where a kernel behind it sends whole rows.
+inline constexpr int kMostSentRows = 32;
+
 struct MatmulOperands {
   const void* x = nullptr;
   const void* w = nullptr;

@@ -5,10 +5,6 @@
 
 namespace llm_dist::kernels {
 
-// Up to here, over all ranks that get them, a product of few rows sends its rows itself
-// (MatmulOperands::terms): two columns at a time, where a kernel behind it sends whole rows.
-inline constexpr int kMostSentRows = 32;
-
 // W lies in strips, side by side; a strip's columns lie in steps, as many columns as a block has room for in
 // one of its stages.
 struct StreamedDivision {

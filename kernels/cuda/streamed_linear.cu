@@ -21,7 +21,6 @@ using namespace streamed;
 
 constexpr int kMostParts = StreamedDivision::kMostParts;
 constexpr int64_t kMostRows = 128;
-constexpr int64_t kMostRowsOfNarrow = 64;  // beyond, x would be more than twice the bytes of W
 // Beyond, x in parts costs more than the library's rounding of it.
 constexpr int64_t kMostRowsOfF8 = 32;
 // Of a part, where there is a choice: fewer would pay less than what its sums cost.
@@ -274,6 +273,8 @@ std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels ke
     case LinearKernels::kWholePairs: return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
     case LinearKernels::kThreeParts: return StreamedDivision{.wide = true, .parts = 3};
     case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 2};
+    case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 3};
+    case LinearKernels::kPairsOfFourParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 4};
     default: return std::nullopt;
   }
 }
@@ -306,10 +307,11 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
   const bool aligned = shape.alignment >= 16 && shape.k % piece == 0 && shape.x_stride % kVecWidth == 0 &&
                        shape.y_stride % 2 == 0;
   const bool whole_groups = !shape.gated || shape.n % (2 * kGroupRows) == 0;
-  // TiledOutput's.
-  const bool tiles = shape.m <= kMostRowsStoredAsTheyLie ||
-                     (shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0 &&
-                      !(shape.gated && shape.out == DType::kF32));
+  // TiledOutput's: floats one by one, and not of gated strips, others in vectors.
+  const bool tiles =
+      shape.m <= kMostRowsStoredAsTheyLie ||
+      (shape.out == DType::kF32 ? !shape.gated
+                                : shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0);
   return device_.supported && short_floats && aligned && whole_groups && tiles && shape.m >= 1 &&
          shape.m <= (shape.f8_weight ? kMostRowsOfF8 : kMostRows);
 }

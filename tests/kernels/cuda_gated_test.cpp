@@ -15,14 +15,19 @@ class CudaGated : public CudaLinearTest {
     bool bias = false;
     int64_t m, n, k;     // [m, k] by [2n, k]
     bool whole = false;  // in one kernel: without a product in memory
+    int64_t gap = 0;     // elements between the rows of the result, and as many in a row behind the last one
   };
-  using States = std::span<std::unique_ptr<OpState>>;
+  struct State {
+    LinearKernels kernels;
+    std::unique_ptr<OpState> state;
+  };
+  using States = std::span<State>;
   // One for each, to be tried beside the same result of the CPU.
-  std::vector<std::unique_ptr<OpState>> states_of(std::initializer_list<LinearKernels> all) {
-    std::vector<std::unique_ptr<OpState>> states;
+  std::vector<State> states_of(std::initializer_list<LinearKernels> all) {
+    std::vector<State> states;
     for (LinearKernels kernels : all) {
       use_state(kernels);
-      states.push_back(std::move(gpu_state_));
+      states.push_back({kernels, std::move(gpu_state_)});
     }
     use_state(LinearKernels::kFastest);
     return states;
@@ -62,9 +67,17 @@ class CudaGated : public CudaLinearTest {
   }
 
  private:
+  // Whether it is to be by our kernels for few rows: where the library is not tried, and one row is not
+  // skinny_linear.cu's.
+  static bool is_streamed(const Case& test, const Weight& weight, LinearKernels kernels) {
+    const bool f8 = weight.scheme == WeightScheme::kF8E4M3;
+    const bool ours = kernels != LinearKernels::kFastest && kernels != LinearKernels::kLibrary;
+    return ours && !(test.m == 1 && kernels == LinearKernels::kOwn) && test.dtype != DType::kF32 &&
+           test.m >= 1 && test.m <= (f8 ? 32 : 128) && test.n % 8 == 0 && test.k % (f8 ? 16 : 8) == 0;
+  }
   template <typename WeightOf>
   void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance, States states) {
-    const auto [dtype, with_bias, m, n, k, whole] = test;
+    const auto [dtype, with_bias, m, n, k, whole, gap] = test;
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], bias {}", m, dtype, 2 * n, k, with_bias));
     const Twin given = random_twin(dtype, {m, k});
     const Twin seen = as_floats(given);
@@ -72,16 +85,17 @@ class CudaGated : public CudaLinearTest {
     const Twin bias = random_twin(dtype, {2 * n});
     const Twin bias_seen = as_floats(bias);
     const Twin products = output_twin(dtype, {m, 2 * n});
-    const Twin out = output_twin(dtype, {m, n});
+    const Twin out = output_twin(dtype, {m + (gap > 0), n + gap});
     const Twin products_expected = output_twin(DType::kF32, {m, 2 * n});
-    const Twin expected = output_twin(DType::kF32, {m, n});
+    const Twin expected = output_twin(DType::kF32, {m + (gap > 0), n + gap});
+    auto rows = [m, n](const Tensor& all) { return all.rows(0, m).narrow(1, 0, n); };
     cpu_ops().linear_silu_and_mul(*cpu_state_,
                                   *cpu_stream_,
                                   {.x = seen.cpu,
                                    .weight = weight_of([](const Twin& twin) { return twin.cpu; }),
                                    .bias = with_bias ? bias_seen.cpu : Tensor{},
                                    .gate_up = products_expected.cpu,
-                                   .out = expected.cpu});
+                                   .out = rows(expected.cpu)});
     auto run = [&] {
       for (const Twin* poisoned : {&products, &out}) upload(*poisoned);
       module_->ops->linear_silu_and_mul(*gpu_state_,
@@ -90,17 +104,19 @@ class CudaGated : public CudaLinearTest {
                                          .weight = weight_of([](const Twin& twin) { return twin.gpu; }),
                                          .bias = with_bias ? bias.gpu : Tensor{},
                                          .gate_up = products.gpu,
-                                         .out = out.gpu});
+                                         .out = rows(out.gpu)});
       synchronize();
       expect_near(out, expected, tolerance);
       if (whole) expect_untouched(products);
     };
     if (states.empty()) run();
-    for (size_t i = 0; i < states.size(); ++i) {
-      SCOPED_TRACE(format("kernels {}", i));
-      std::swap(gpu_state_, states[i]);
+    for (auto& [kernels, state] : states) {
+      SCOPED_TRACE(format("kernels {}", static_cast<int>(kernels)));
+      std::swap(gpu_state_, state);
       run();
-      std::swap(gpu_state_, states[i]);
+      std::swap(gpu_state_, state);
+      if (is_streamed(test, weight_of([](const Twin& twin) { return twin.gpu; }), kernels))
+        expect_divided(*state, wanted_division(kernels, m, 2 * n, k));
     }
   }
 };
@@ -121,11 +137,33 @@ TEST_F(CudaGated, AsOnTheCpu) {
                            LinearKernels::kEvenPairs,
                            LinearKernels::kWholePairs,
                            LinearKernels::kThreeParts,
-                           LinearKernels::kPairsOfParts});
+                           LinearKernels::kPairsOfParts,
+                           LinearKernels::kPairsOfThreeParts,
+                           LinearKernels::kPairsOfFourParts});
   for (DType dtype : kActivationTypes) {
     for (auto [m, n, k] : kShapes) {
       for (bool bias : {false, true})
         check_dense({.dtype = dtype, .bias = bias, .m = m, .n = n, .k = k}, states);
+    }
+  }
+}
+
+// Of more than 32 rows, which go through shared memory: what lies between rows of the result and behind the
+// last one is not written.
+TEST_F(CudaGated, OfFewRowsApart) {
+  auto states = states_of({LinearKernels::kOwn,
+                           LinearKernels::kEven,
+                           LinearKernels::kEvenWide,
+                           LinearKernels::kEvenPairs,
+                           LinearKernels::kWholePairs,
+                           LinearKernels::kThreeParts,
+                           LinearKernels::kPairsOfParts,
+                           LinearKernels::kPairsOfThreeParts,
+                           LinearKernels::kPairsOfFourParts});
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {33, 64, 65, 96, 100, 128}) {
+      for (int64_t n : {72, 200})
+        check_dense({.dtype = dtype, .bias = n == 72, .m = m, .n = n, .k = 328, .gap = 8}, states);
     }
   }
 }

@@ -1,8 +1,9 @@
-// What the tests of linear layers on a GPU share: weights that stand on both sides, and rows as a GPU rounds
-// them.
+// What the tests of linear layers on a GPU share: weights that stand on both sides, rows as a GPU rounds
+// them, and which kernel has multiplied.
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "tests/kernels/cuda_fixture.h"
 
@@ -90,12 +91,71 @@ class CudaLinearTest : public CudaOpTest {
     }
   }
   void use_state(LinearKernels linear, bool persistent_kernels = true) {
+    kernels_ = linear;
     OpStateOptions options = options_;
     options.linear = linear;
     options.f8_weights = true;
     options.persistent_kernels = persistent_kernels;
     gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   }
+
+  // How `kernels` has a product of m rows of x and W [n, k] divided, which the kernels for few rows take, by
+  // what op_state.h and streamed_division.h say; nothing where that is the first guess.
+  static std::optional<StreamedDivision> wanted_division(LinearKernels kernels,
+                                                         int64_t m,
+                                                         int64_t n,
+                                                         int64_t k) {
+    using enum StreamedDivision::Form;
+    constexpr int64_t kPairRows = 2 * 128;  // of W, of two wide strips
+    constexpr int64_t kLeastPairs = 39;     // of processors, on the smallest GPU that these kernels run on
+    constexpr int64_t kStep = 64;           // columns of a wide strip
+    const bool many = m > 64;
+    auto in_pairs = [&](int parts) -> std::optional<StreamedDivision> {
+      if (!many || k <= (parts - 1) * kStep) return std::nullopt;
+      return StreamedDivision{.wide = true, .pairs = true, .parts = parts};
+    };
+    switch (kernels) {
+      case LinearKernels::kEven:
+        if (many) return std::nullopt;
+        return StreamedDivision{.form = kEven};
+      case LinearKernels::kEvenWide: return StreamedDivision{.form = kEven, .wide = true};
+      case LinearKernels::kEvenPairs:
+        if (!many) return std::nullopt;
+        return StreamedDivision{.form = kEven, .wide = true, .pairs = true};
+      case LinearKernels::kWholePairs:
+        if (!many || n > kLeastPairs * kPairRows) return std::nullopt;
+        return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
+      case LinearKernels::kThreeParts:
+        if (!many || k <= 2 * kStep) return std::nullopt;
+        return StreamedDivision{.wide = true, .parts = 3};
+      case LinearKernels::kPairsOfParts: return in_pairs(2);
+      case LinearKernels::kPairsOfThreeParts: return in_pairs(3);
+      case LinearKernels::kPairsOfFourParts: return in_pairs(4);
+      default: return std::nullopt;
+    }
+  }
+  // The last product of `state` was by the kernels for few rows, and divided so where something is wanted.
+  void expect_divided(OpState& state, const std::optional<StreamedDivision>& wanted) {
+    const std::optional<StreamedDivision> seen = module_->take_last_division(state);
+    if (!is_hopper()) return;
+    ASSERT_TRUE(seen) << "another kernel ran";
+    auto text = [](const StreamedDivision& division) {
+      return format("form {}, wide {}, pairs {}, {} parts",
+                    static_cast<int>(division.form),
+                    division.wide,
+                    division.pairs,
+                    division.parts);
+    };
+    if (wanted) {
+      EXPECT_TRUE(*seen == *wanted) << text(*seen) << " in the place of " << text(*wanted);
+    }
+  }
+  // Likewise, of this test's state.
+  void expect_streamed(int64_t m, int64_t n, int64_t k) {
+    expect_divided(*gpu_state_, wanted_division(kernels_, m, n, k));
+  }
+
+  LinearKernels kernels_ = LinearKernels::kFastest;  // of gpu_state_
 };
 
 }  // namespace llm_dist::kernels

@@ -25,21 +25,37 @@ class CudaLinear : public CudaLinearTest {
     });
     expect_same(out, out_type == DType::kF32 ? 2e-4 : 2 * tolerance(dtype));
   }
-  // n odd, the rows of the result one element apart, which is not written.
-  void check_odd(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+  // By our kernels for few rows. Of more than 32 rows these store eight columns of 16 bits at a time: n
+  // becomes whole eights then.
+  void check_streamed(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+    if (stores_eights(wide, m)) n = (n + 7) / 8 * 8;
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
+    check_linear(dtype, wide, m, n, k);
+    expect_streamed(m, n, k);
+  }
+  static bool stores_eights(bool wide, int64_t m) { return m > 32 && !wide; }
+  // Likewise; n odd, the rows of the result one element apart. None where ours take no such thing.
+  void check_odd(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+    if (!stores_eights(wide, m)) check_apart(dtype, wide, m, n, k, 1);
+  }
+  // Likewise; what lies between the rows of the result and behind the last one is not written. With a bias,
+  // which the library adds to no floats.
+  void check_apart(DType dtype, bool wide, int64_t m, int64_t n, int64_t k, int64_t gap = 8) {
+    SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}, {} elements apart", m, dtype, n, k, wide, gap));
+    const bool has_bias = !wide || is_hopper();
     const Twin x = random_twin(dtype, {m, k});
     const Twin w = random_twin(dtype, {n, k}, 1 / std::sqrt(static_cast<double>(k)));
     const Twin bias = random_twin(dtype, {n});
-    const Twin apart = output_twin(wide ? DType::kF32 : dtype, {m, n + 1});
-    const Twin out = apart.cut([&](const Tensor& all) { return all.narrow(1, 0, n); });
+    const Twin apart = output_twin(wide ? DType::kF32 : dtype, {m + 1, n + gap});
+    const Twin out = apart.cut([&](const Tensor& all) { return all.rows(0, m).narrow(1, 0, n); });
     run_both(&OpTable::linear, [&](auto pick) {
       return LinearParams{.x = pick(x),
                           .weight = dense_weight(w, pick),
-                          .bias = wide ? Tensor{} : pick(bias),
+                          .bias = has_bias ? pick(bias) : Tensor{},
                           .out = pick(out)};
     });
     expect_same(apart, wide ? 2e-4 : 2 * tolerance(dtype));
+    expect_streamed(m, n, k);
   }
   void check_f8(DType dtype, bool wide, int64_t m, int64_t n, int64_t k, Rounds rounds) {
     SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
@@ -73,6 +89,12 @@ class CudaLinear : public CudaLinearTest {
                 rounds == Rounds::kRows   ? 2e-2
                 : rounds == Rounds::kSums ? 6e-3 + of_out
                                           : of_out);
+  }
+  // By our kernels for few rows.
+  void check_f8_streamed(DType dtype, bool wide, int64_t m, int64_t n, int64_t k) {
+    SCOPED_TRACE(format("{} rows of {} by [{}, {}], wide {}", m, dtype, n, k, wide));
+    check_f8(dtype, wide, m, n, k, Rounds::kSums);
+    expect_streamed(m, n, k);
   }
   // Floats, of rows of x that the CPU's side has.
   Twin run_f8_rows(const Twin& x, const F8Weight& w) {
@@ -129,22 +151,50 @@ TEST_F(CudaLinear, AsOnTheCpu) {
 }
 
 TEST_F(CudaLinear, OfFewRowsByOurKernels) {
-  OpStateOptions options = options_;
-  options.linear = LinearKernels::kOwn;
-  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  use_state(LinearKernels::kOwn);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 31, 33, 63, 64}) {
+      // One row is skinny_linear.cu's.
+      auto check = [&](bool wide, int64_t n, int64_t k) {
+        return m == 1 ? check_linear(dtype, wide, m, n, k) : check_streamed(dtype, wide, m, n, k);
+      };
       for (bool wide : {false, true}) {
-        check_linear(dtype, wide, m, 136, 8);
-        check_linear(dtype, wide, m, 130, 8);
-        check_linear(dtype, wide, m, 1000, 40);
-        check_linear(dtype, wide, m, 62, 1000);
-        for (int64_t k = 1024; k <= 8192; k += 1024) check_linear(dtype, wide, m, 576, k);  // 1 to 8 parts
+        check(wide, 136, 8);
+        check(wide, 130, 8);
+        check(wide, 1000, 40);
+        check(wide, 62, 1000);
+        for (int64_t k = 1024; k <= 8192; k += 1024) check(wide, 576, k);  // 1 to 8 parts
+        if (m > 1) check_apart(dtype, wide, m, 200, 2056);
+        if (m > 1) check_odd(dtype, wide, m, 129, 2056);
       }
     }
-    check_linear(dtype, false, 5, 14336, 1024);
-    check_linear(dtype, true, 33, 9000, 576);
+    check_streamed(dtype, false, 5, 14336, 1024);
+    check_streamed(dtype, true, 33, 9000, 576);
   }
+}
+
+// Of more than 32 rows in 16 bits columns are stored by eights; and there are shapes that TMA does not take.
+TEST_F(CudaLinear, OtherShapesOfFewRowsAreLeftToTheLibrary) {
+  use_state(LinearKernels::kOwn);
+  for (auto [m, n, k] :
+       {std::array<int64_t, 3>{33, 130, 8}, {64, 62, 1000}, {128, 2, 1032}, {129, 136, 72}, {17, 136, 20}}) {
+    check_linear(DType::kBF16, false, m, n, k);
+    EXPECT_FALSE(module_->take_last_division(*gpu_state_)) << m << " rows by [" << n << ", " << k << "]";
+  }
+}
+
+// More strips than there are processors, of which each block has two, one behind the other: 144, on GPUs with
+// 72 to 143 processors.
+TEST_F(CudaLinear, OfMoreRowsBySeveralWholeStripsABlock) {
+  using enum StreamedDivision::Form;
+  use_state(LinearKernels::kOwn);
+  check_linear(DType::kBF16, false, 65, 18432, 200);
+  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true});
+  check_linear(DType::kF16, true, 128, 18432, 200);
+  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true});
+  use_state(LinearKernels::kWholePairs);
+  check_linear(DType::kF16, false, 128, 18432, 200);
+  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true, .pairs = true});
 }
 
 // Of strips of 64 rows of W and their steps of 128 columns, or of wide strips, 128 rows and 64 columns: less
@@ -164,24 +214,26 @@ TEST_P(CudaLinearEven, FewRows) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 7, 17, 32, 33, 64}) {
       for (bool wide : {false, true}) {
-        check_linear(dtype, wide, m, 136, 16384);
-        check_linear(dtype, wide, m, 130, 8);
-        check_linear(dtype, wide, m, 1000, 40);
-        check_linear(dtype, wide, m, 62, 1000);
-        check_linear(dtype, wide, m, 64, 16384);
-        check_linear(dtype, wide, m, 2, 16376);
-        check_linear(dtype, wide, m, 190, 8200);
+        check_streamed(dtype, wide, m, 136, 16384);
+        check_streamed(dtype, wide, m, 130, 8);
+        check_streamed(dtype, wide, m, 1000, 40);
+        check_streamed(dtype, wide, m, 62, 1000);
+        check_streamed(dtype, wide, m, 64, 16384);
+        check_streamed(dtype, wide, m, 2, 16376);
+        check_streamed(dtype, wide, m, 190, 8200);
         check_odd(dtype, wide, m, 1, 16376);
         check_odd(dtype, wide, m, 129, 72);
         check_odd(dtype, wide, m, 575, 1000);
+        check_apart(dtype, wide, m, 72, 1032);
+        check_apart(dtype, wide, m, 200, 328);
       }
-      check_linear(dtype, m % 2 == 0, m, 384, 8192);
-      check_linear(dtype, m % 2 == 0, m, 1536, 4096);
+      check_streamed(dtype, m % 2 == 0, m, 384, 8192);
+      check_streamed(dtype, m % 2 == 0, m, 1536, 4096);
     }
-    for (int64_t m : {2, 8, 9, 16, 31, 63}) check_linear(dtype, m % 2 == 0, m, 576, 2048);
-    check_linear(dtype, false, 5, 14336, 1024);
-    for (int64_t m : {17, 32, 33, 64}) check_linear(dtype, m % 2 == 1, m, 9000, 576);
-    for (int64_t m : {3, 64}) check_linear(dtype, false, m, 30002, 136);
+    for (int64_t m : {2, 8, 9, 16, 31, 63}) check_streamed(dtype, m % 2 == 0, m, 576, 2048);
+    check_streamed(dtype, false, 5, 14336, 1024);
+    for (int64_t m : {17, 32, 33, 64}) check_streamed(dtype, m % 2 == 1, m, 9000, 576);
+    for (int64_t m : {3, 64}) check_streamed(dtype, false, m, 30002, 136);
   }
 }
 
@@ -202,28 +254,58 @@ TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {65, 100, 128}) {
       const bool wide = m == 100;
-      for (int64_t n : {8, 72, 136}) check_linear(dtype, wide, m, n, 1032);
-      check_linear(dtype, wide, m, 130, 8);
-      check_linear(dtype, wide, m, 1000, 40);
-      check_linear(dtype, !wide, m, 62, 1000);
-      check_linear(dtype, wide, m, 2, 16376);
-      check_linear(dtype, !wide, m, 520, 8200);
-      check_odd(dtype, wide, m, 1, 16376);
-      check_odd(dtype, wide, m, 385, 72);
-      check_linear(dtype, wide, m, 1536, 4096);
-      for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_linear(dtype, wide, m, 576, k);
+      for (int64_t n : {8, 72, 136}) check_streamed(dtype, wide, m, n, 1032);
+      check_streamed(dtype, wide, m, 130, 8);
+      check_streamed(dtype, wide, m, 1000, 40);
+      check_streamed(dtype, !wide, m, 62, 1000);
+      check_streamed(dtype, wide, m, 2, 16376);
+      check_streamed(dtype, !wide, m, 520, 8200);
+      check_odd(dtype, true, m, 1, 16376);
+      check_odd(dtype, true, m, 385, 72);
+      check_odd(dtype, true, m, 129, 1032);
+      check_streamed(dtype, wide, m, 1536, 4096);
+      for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_streamed(dtype, wide, m, 576, k);
+    }
+    for (int64_t m : {65, 96, 100, 128}) {
+      for (bool wide : {false, true}) {
+        check_apart(dtype, wide, m, 72, 328);
+        check_apart(dtype, wide, m, 200, 1032);
+      }
     }
     // Up to 96 rows and beyond, which take stages of their own.
     for (int64_t m : {72, 88, 96, 97}) {
       const bool wide = m == 88;
-      check_linear(dtype, !wide, m, 72, 1032);
-      check_linear(dtype, !wide, m, 520, 2056);
-      for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_linear(dtype, wide, m, 200, k);
+      check_streamed(dtype, !wide, m, 72, 1032);
+      check_streamed(dtype, !wide, m, 520, 2056);
+      for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_streamed(dtype, wide, m, 200, k);
     }
-    check_linear(dtype, false, 128, 5120, 320);
-    check_linear(dtype, false, 96, 30000, 136);
-    check_linear(dtype, true, 88, 17000, 576);
-    check_linear(dtype, true, 128, 17000, 576);
+    check_streamed(dtype, false, 128, 5120, 320);
+    check_streamed(dtype, false, 96, 30000, 136);
+    check_streamed(dtype, true, 88, 17000, 576);
+    check_streamed(dtype, true, 128, 17000, 576);
+  }
+}
+
+// More parts, whose blocks are the third and fourth pairs of their clusters; two strips, of which the second
+// may not be there, and as many steps as there are parts.
+using CudaLinearPairsOfMoreParts = CudaLinearEven;
+
+INSTANTIATE_TEST_SUITE_P(Of,
+                         CudaLinearPairsOfMoreParts,
+                         testing::Values(LinearKernels::kPairsOfThreeParts,
+                                         LinearKernels::kPairsOfFourParts));
+
+TEST_P(CudaLinearPairsOfMoreParts, AsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {65, 96, 97, 128}) {
+      for (bool wide : {false, true}) {
+        check_streamed(dtype, wide, m, 8, 1032);
+        check_streamed(dtype, wide, m, 520, 200);
+        check_apart(dtype, wide, m, 200, 1032);
+      }
+      check_odd(dtype, true, m, 385, 328);
+      check_streamed(dtype, m % 2 == 0, m, 576, 2056);
+    }
   }
 }
 
@@ -231,15 +313,15 @@ TEST_P(CudaLinearEven, FewRowsByF8Weights) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {1, 7, 9, 17, 32}) {
       for (bool wide : {false, true}) {
-        check_f8(dtype, wide, m, 130, 16, Rounds::kSums);
-        check_f8(dtype, wide, m, 62, 1008, Rounds::kSums);
-        check_f8(dtype, wide, m, 64, 16384, Rounds::kSums);
-        check_f8(dtype, wide, m, 190, 8208, Rounds::kSums);
+        check_f8_streamed(dtype, wide, m, 130, 16);
+        check_f8_streamed(dtype, wide, m, 62, 1008);
+        check_f8_streamed(dtype, wide, m, 64, 16384);
+        check_f8_streamed(dtype, wide, m, 190, 8208);
       }
-      check_f8(dtype, m % 2 == 0, m, 1536, 4096, Rounds::kSums);
+      check_f8_streamed(dtype, m % 2 == 0, m, 1536, 4096);
     }
-    check_f8(dtype, false, 5, 14336, 1024, Rounds::kSums);
-    check_f8(dtype, true, 31, 9000, 576, Rounds::kSums);
+    check_f8_streamed(dtype, false, 5, 14336, 1024);
+    check_f8_streamed(dtype, true, 31, 9000, 576);
   }
 }
 
@@ -267,13 +349,13 @@ TEST_F(CudaLinear, F8WeightsOfFewRowsByOurKernels) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {2, 7, 8, 9, 16, 17, 31, 32}) {
       for (bool wide : {false, true}) {
-        check_f8(dtype, wide, m, 130, 16, Rounds::kSums);
-        check_f8(dtype, wide, m, 62, 1008, Rounds::kSums);
-        for (int64_t k : {1024, 2048, 4096, 8192}) check_f8(dtype, wide, m, 576, k, Rounds::kSums);
+        check_f8_streamed(dtype, wide, m, 130, 16);
+        check_f8_streamed(dtype, wide, m, 62, 1008);
+        for (int64_t k : {1024, 2048, 4096, 8192}) check_f8_streamed(dtype, wide, m, 576, k);
       }
     }
-    check_f8(dtype, false, 5, 14336, 1024, Rounds::kSums);
-    check_f8(dtype, true, 31, 9000, 576, Rounds::kSums);
+    check_f8_streamed(dtype, false, 5, 14336, 1024);
+    check_f8_streamed(dtype, true, 31, 9000, 576);
   }
 }
 
@@ -387,7 +469,8 @@ INSTANTIATE_TEST_SUITE_P(Of,
                                          LinearKernels::kEvenPairs,
                                          LinearKernels::kWholePairs,
                                          LinearKernels::kThreeParts,
-                                         LinearKernels::kPairsOfParts));
+                                         LinearKernels::kPairsOfParts,
+                                         LinearKernels::kPairsOfFourParts));
 
 TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
   use_state(GetParam());
@@ -412,6 +495,7 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
     };
     chain(true);
     const std::vector<std::byte> expected = download(narrow);
+    if (m > 1 || GetParam() != LinearKernels::kOwn) expect_streamed(m, kNarrow, kWide);
     for (int again = 0; again < 5; ++again) {
       chain(false);
       EXPECT_EQ(download(narrow), expected) << m << " rows";

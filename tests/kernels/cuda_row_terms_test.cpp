@@ -310,9 +310,19 @@ TEST_F(CudaRowTerms, AnAbortEndsTheWait) {
   with_terms(ranks, layer);
   const Status waiting = gpu_stream_->synchronize(Deadline::after_seconds(0.2));
   EXPECT_EQ(waiting.code(), StatusCode::kDeadlineExceeded) << waiting.to_string();
-  std::atomic_ref(*reinterpret_cast<uint32_t*>(ranks.aborted->data())).store(1);
+  std::atomic_ref told(*reinterpret_cast<uint32_t*>(ranks.aborted->data()));
+  told.store(1);
   const Status ended = gpu_stream_->synchronize(Deadline::after_seconds(5));
-  EXPECT_TRUE(ended.ok()) << ended.to_string();
+  ASSERT_TRUE(ended.ok()) << ended.to_string();
+  // And the waits behind it, which do not have to look at the host's word: what the first one saw is enough.
+  uint32_t seen = 0;
+  std::memcpy(&seen, download(ranks.seen).data(), sizeof seen);
+  EXPECT_EQ(seen, 1u);
+  told.store(0);
+  with_terms(ranks, layer);
+  const Status behind = gpu_stream_->synchronize(Deadline::after_seconds(5));
+  EXPECT_TRUE(behind.ok()) << behind.to_string();
+  if (!behind.ok()) told.store(1);  // or nothing would end it
 }
 
 // A few rows: each goes where its own count of sums says, all of it to everyone or its parts to their ranks.
@@ -344,6 +354,7 @@ TEST_F(CudaRowTerms, OfAFewRowsAreSent) {
       // Which kernel it is to be is not known before the first time.
       EXPECT_FALSE(module_->ops->linear_terms(*gpu_state_, *gpu_stream_, {product, ranks.terms}));
       const std::vector<std::byte> expected = download(y);
+      expect_streamed(of.rows, of.hidden, of.k);
       for (int64_t part : {int64_t{0}, (of.hidden / of.size + 255) / 256 * 256}) {
         ranks.terms.part_columns = static_cast<int>(part);
         for (const Twin& memory : ranks.memory) upload(memory);

@@ -48,7 +48,7 @@ __device__ inline void await_rows(const device::HandedRows& rows, int source) {
   const uint64_t* come = rows.come[rows.rank] + source;
   // Past the first-level cache, which may hold what it was: not all who call it have waited for the call.
   const uint64_t number = load_relaxed(rows.calls);
-  uint32_t polls = 0;
+  uint32_t polls = first_poll();
   while (load_acquire(come) < number && !gives_up(rows.aborted, polls)) {
   }
   asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "src/base/log.h"
+
 namespace llm_dist::kernels {
 
 struct OverlappedLaunch {
@@ -61,17 +63,33 @@ class LaunchConfig {
   cudaLaunchConfig_t config_{};
 };
 
+inline void warn_of_unknown_clusters(const OverlappedLaunch& launch, cudaError_t error) {
+  static std::atomic<bool> warned{false};
+  if (warned.exchange(true)) return;
+  log_warning(
+      "clusters of {} blocks of {} threads with {} bytes of shared memory: how many run at the same "
+      "time is not known, and products do without: {}",
+      launch.cluster_blocks,
+      launch.threads,
+      launch.shared_bytes,
+      cudaGetErrorString(error));
+}
+
 // How many clusters of `launch` run at the same time on the calling thread's device, where nothing else does;
-// 0 where that cannot be found out. The kernel may have as much shared memory as the launch has from then on.
+// 0 where that cannot be found out, of which the log tells once. The kernel may have as much shared memory as
+// the launch has from then on.
 template <typename... Params>
 int clusters_at_once(void (*kernel)(Params...), const OverlappedLaunch& launch) {
   int clusters = 0;
+  OverlappedLaunch alone = launch;
+  alone.early = false;  // of no account here, and one attribute less to be refused
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
   if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, LaunchConfig(launch).get());
+    error = cudaOccupancyMaxActiveClusters(&clusters, kernel, LaunchConfig(alone).get());
   if (error == cudaSuccess) return clusters;
-  (void)cudaGetLastError();
+  (void)cudaGetLastError();  // or the next launch would be blamed for it
+  warn_of_unknown_clusters(launch, error);
   return 0;
 }
 

@@ -33,7 +33,7 @@ cudaError_t with_stages_of_many(T type, int64_t rows, Run&& run) {
 template <int kParts, int kWarpgroups, int kSharing, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
   if constexpr (kParts == 0 && kWarpgroups == 2) {
-    if (rows > 64) return with_stages_of_many<kSharing, false>(type, rows, run);
+    if (rows > kMostRowsOfNarrow) return with_stages_of_many<kSharing, false>(type, rows, run);
   }
   if constexpr (kSharing == 1) {
     if constexpr (kWarpgroups == 1) {
@@ -42,7 +42,7 @@ cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
     if (rows <= 16) return run(type, Stages<kParts, 16, kWarpgroups>());
     if (rows <= 32) return run(type, Stages<kParts, 32, kWarpgroups>());
     if constexpr (kParts == 0) {
-      if (rows <= 64) return run(type, Stages<0, 64, kWarpgroups>());
+      if (rows <= kMostRowsOfNarrow) return run(type, Stages<0, kMostRowsOfNarrow, kWarpgroups>());
     }
   }
   return cudaErrorInvalidValue;

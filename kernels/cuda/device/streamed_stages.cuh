@@ -23,6 +23,8 @@ constexpr int kGroupRows = 8;           // of W, side by side in a gated strip
 
 // Of more tokens y is stored by way of shared memory.
 constexpr int kMostRowsStoredAsTheyLie = 32;
+// Of more, strips are wide: with narrow ones x would be more than twice the bytes of W.
+constexpr int kMostRowsOfNarrow = 64;
 
 // Sums of a strip travel between blocks in groups, of eight tokens each: a vector for every thread of a warp.
 constexpr int kGroupBytes = kWarpSize * static_cast<int>(sizeof(float4));
@@ -38,8 +40,9 @@ constexpr int most_sent(int groups) {
 // kParts: of x, each as many rows as x has, where W is in f8_e4m3; 0: both have the same elements of 16 bits.
 // kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip. kSharing: blocks of a cluster
 // that are at the same columns of strips side by side: each brings its share of x to all of them. kDivided:
-// whether other blocks of the cluster may have other columns of the strip, and send sums. A cluster's blocks
-// are numbered so that those that share x follow each other.
+// whether other blocks of the cluster may have other columns of the strip, and send sums: wide strips have
+// stages of their own for that, narrow ones the same in both kernels, of which one sends nothing. A cluster's
+// blocks are numbered so that those that share x follow each other.
 template <int kParts_,
           int kTokens_,
           int kWarpgroups_ = 1,

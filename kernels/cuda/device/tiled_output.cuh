@@ -13,17 +13,19 @@
 #include "kernels/cuda/device/streamed_output.cuh"
 #include "kernels/cuda/device/streamed_tiles.cuh"
 #include "kernels/cuda/device/vec.cuh"
+#include "kernels/cuda/matmul_shape.h"
 
 namespace llm_dist::kernels::streamed {
 
 // y [token, column]; a column is a row of W, or one of the gate and one that it lets through; columns and
-// their stride are multiples of eight. A thread has the sums of two rows of the strip, eight apart and in a
-// gated strip such a pair, with two tokens of every eight (device/wgmma.cuh).
+// their stride are multiples of eight, unless y is in floats. A thread has the sums of two rows of the strip,
+// eight apart and in a gated strip such a pair, with two tokens of every eight (device/wgmma.cuh).
 template <typename T, typename S>
 class TiledOutput {
  public:
   static constexpr int kAtOnce = 4;
   static_assert(!S::kF8 && S::kTokens / 8 % kAtOnce == 0);
+  static_assert(kMostSentRows <= kMostRowsStoredAsTheyLie, "rows of y that are to be sent are stored here");
 
   // As StripOutput's; `scales` and `terms` are none.
   __device__ TiledOutput(const StreamArgs& args,
