@@ -31,30 +31,28 @@ class Ops {
     run("linear", p.product.x.dim(0), issue, p.product);
     return sent;
   }
-  // Seen as the products that they are.
-  void linear_of_handed(const LinearParams& p, const device::HandedRows& rows) const {
-    auto issue = [&](OpState& state, device::Stream& stream, const LinearParams&) {
-      table_->linear_of_handed(state, stream, p, rows);
-    };
-    run("linear", p.x.dim(0), issue, p);
-  }
-  void linear_silu_and_mul_of_handed(const LinearSiluAndMulParams& p, const device::HandedRows& rows) const {
-    auto issue = [&](OpState& state, device::Stream& stream, const LinearSiluAndMulParams&) {
-      table_->linear_silu_and_mul_of_handed(state, stream, p, rows);
-    };
-    run("linear_silu_and_mul", p.x.dim(0), issue, p);
-  }
   // False: nothing has been done (OpTable). An observer is to see the sum.
   bool add_rms_norm_of_terms(const AddRmsNormOfTermsParams& p) const {
     return observer_ == nullptr && table_->add_rms_norm_of_terms(*state_, *stream_, p);
   }
   void add(const AddParams& p) const { run("add", p.a.dim(0), table_->add, p); }
-  void linear(const LinearParams& p) const { run("linear", p.x.dim(0), table_->linear, p); }
+  // handed: of x, where ranks hand its rows (OpTable).
+  void linear(const LinearParams& p, const device::HandedRows& handed = {}) const {
+    auto issue = [&](OpState& state, device::Stream& stream, const LinearParams&) {
+      if (handed.size > 0) return table_->linear_of_handed(state, stream, p, handed);
+      table_->linear(state, stream, p);
+    };
+    run("linear", p.x.dim(0), issue, p);
+  }
   void linear_shares(const LinearSharesParams& p) const {
     run("linear_shares", p.x.dim(0), table_->linear_shares, p);
   }
-  void linear_silu_and_mul(const LinearSiluAndMulParams& p) const {
-    run("linear_silu_and_mul", p.x.dim(0), table_->linear_silu_and_mul, p);
+  void linear_silu_and_mul(const LinearSiluAndMulParams& p, const device::HandedRows& handed = {}) const {
+    auto issue = [&](OpState& state, device::Stream& stream, const LinearSiluAndMulParams&) {
+      if (handed.size > 0) return table_->linear_silu_and_mul_of_handed(state, stream, p, handed);
+      table_->linear_silu_and_mul(state, stream, p);
+    };
+    run("linear_silu_and_mul", p.x.dim(0), issue, p);
   }
   void silu_and_mul(const SiluAndMulParams& p) const {
     run("silu_and_mul", p.out.dim(0), table_->silu_and_mul, p);

@@ -30,12 +30,7 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
 Tensor ColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
   Tensor whole = region_.gather_to_whole(x.rows, step);
   Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
-  const kernels::LinearParams product{.x = whole, .weight = weight_, .bias = bias_, .out = out};
-  if (x.handed.size > 0) {
-    context_.ops->linear_of_handed(product, x.handed);
-  } else {
-    context_.ops->linear(product);
-  }
+  context_.ops->linear({.x = whole, .weight = weight_, .bias = bias_, .out = out}, x.handed);
   return out;
 }
 
@@ -55,17 +50,13 @@ GatedColumnParallelLinear::GatedColumnParallelLinear(
 Tensor GatedColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
   const Context& context = merged_.context_;
   Tensor out = context.arena->get(output_, step.num_tokens, output_size_);
-  const kernels::LinearSiluAndMulParams product{
-      .x = merged_.region_.gather_to_whole(x.rows, step),
-      .weight = merged_.weight_,
-      .bias = merged_.bias_,
-      .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
-      .out = out};
-  if (x.handed.size > 0) {
-    context.ops->linear_silu_and_mul_of_handed(product, x.handed);
-  } else {
-    context.ops->linear_silu_and_mul(product);
-  }
+  context.ops->linear_silu_and_mul(
+      {.x = merged_.region_.gather_to_whole(x.rows, step),
+       .weight = merged_.weight_,
+       .bias = merged_.bias_,
+       .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
+       .out = out},
+      x.handed);
   return out;
 }
 

@@ -65,8 +65,7 @@ struct PeerLayout {
   int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
   int64_t kept_calls = 0;      // uint64_t: calls whose normed rows were kept; this rank's own
   int64_t handing_done = 0;    // uint32_t: device::HandedRows::warps_done; this rank's own
-  int64_t handed_flags =
-      0;               // uint64_t [kMaxPeerRanks]: such calls whose rows the peers' products have handed
+  int64_t handed_flags = 0;    // uint64_t [kMaxPeerRanks]: such calls whose rows the peers have handed
   int64_t term = 0;    // units [units of shared_bytes]: of a shared call, see ShareRows (shared_norm.h)
   int64_t normed = 0;  // likewise: its out
   // Of messages, rows by message_row.

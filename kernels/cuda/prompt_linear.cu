@@ -247,30 +247,31 @@ cudaError_t launch_divided(const HopperDevice& device,
 
 // Whether narrow tiles are done before wide ones are. They bring more of x for what they multiply, which
 // takes some percent; and columns that y does not have take power.
-bool is_better_narrow(const MatmulShape& shape, int64_t shares, int processors, int eights) {
+bool is_better(const Division& narrow, const Division& wide, const MatmulShape& shape) {
   constexpr int kMore = 105;  // percent
   constexpr int kMostColumns = 110;
   const int64_t columns = ceil_div(shape.columns(), Narrow::kColumns) * Narrow::kColumns;
-  if (columns * 100 > shape.columns() * kMostColumns) return false;
-  const int64_t wide = divide<Plain>(shape, shares, processors, eights).rounds() * Plain::kWRows;
-  const int64_t narrow = divide<Narrow>(shape, shares, processors, eights).rounds() * Narrow::kWRows;
-  return narrow * kMore < wide * 100;
+  return columns * 100 <= shape.columns() * kMostColumns &&
+         narrow.rounds() * Narrow::kWRows * kMore < wide.rounds() * Plain::kWRows * 100;
 }
+
+// Of x and y, which have the same ones.
+int64_t count_shares(const MatmulOperands& operands) { return std::max(1, operands.handed.size); }
 
 template <typename Kind>
 cudaError_t launch_as(const HopperDevice& device,
-                      int eights,
+                      const Division& division,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       cudaStream_t stream) {
-  const device::HandedRows& handed = operands.handed;
+  const int64_t count = count_shares(operands);
+  const int64_t share_bytes = shape.m / count * shape.y_stride * dtype_bytes(shape.out);
   std::array<void*, kMostOutputs> y{};
-  const auto count = static_cast<size_t>(std::max(1, handed.size));
-  const int64_t share_bytes = shape.m / static_cast<int64_t>(count) * shape.y_stride * dtype_bytes(shape.out);
-  for (size_t i = 0; i < count; ++i)
-    y[i] = static_cast<std::byte*>(operands.y) + static_cast<int64_t>(i) * share_bytes;
-  const Shares shares{.y = std::span(y).first(count), .first = handed.rank, .x = handed};
-  const Division division = divide<Kind>(shape, shares.count(), device.processors, eights);
+  for (int64_t i = 0; i < count; ++i)
+    y[static_cast<size_t>(i)] = static_cast<std::byte*>(operands.y) + i * share_bytes;
+  const Shares shares{.y = std::span(y).first(static_cast<size_t>(count)),
+                      .first = operands.handed.rank,
+                      .x = operands.handed};
   return shape.in == DType::kBF16
              ? launch_divided<__nv_bfloat16, Kind>(device, division, shape, operands, shares, stream)
              : launch_divided<__half, Kind>(device, division, shape, operands, shares, stream);
@@ -297,7 +298,8 @@ bool PromptLinear::takes_gated(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_gated(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  return launch_as<Gated>(device_, eights_, shape, operands, stream);
+  const Division division = divide<Gated>(shape, count_shares(operands), device_.processors, eights_);
+  return launch_as<Gated>(device_, division, shape, operands, stream);
 }
 
 bool PromptLinear::takes_plain(const MatmulShape& shape) const {
@@ -307,10 +309,11 @@ bool PromptLinear::takes_plain(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  const int64_t shares = std::max(1, operands.handed.size);
-  return is_better_narrow(shape, shares, device_.processors, eights_)
-             ? launch_as<Narrow>(device_, eights_, shape, operands, stream)
-             : launch_as<Plain>(device_, eights_, shape, operands, stream);
+  const int64_t shares = count_shares(operands);
+  const Division wide = divide<Plain>(shape, shares, device_.processors, eights_);
+  const Division narrow = divide<Narrow>(shape, shares, device_.processors, eights_);
+  return is_better(narrow, wide, shape) ? launch_as<Narrow>(device_, narrow, shape, operands, stream)
+                                        : launch_as<Plain>(device_, wide, shape, operands, stream);
 }
 
 bool PromptLinear::takes_handed(const MatmulShape& shape, int shares) const {

@@ -25,7 +25,7 @@ class TiledOutput {
  public:
   static constexpr int kAtOnce = 4;
   static_assert(!S::kF8 && S::kTokens / 8 % kAtOnce == 0);
-  static_assert(kMostSentRows <= kMostRowsStoredAsTheyLie, "rows of y that are to be sent are stored here");
+  static_assert(kMostSentRows <= kMostRowsStoredAsTheyLie, "this stores rows that are to be sent");
 
   // As StripOutput's; `scales` and `terms` are none.
   __device__ TiledOutput(const StreamArgs& args,
