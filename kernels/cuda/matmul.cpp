@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cuda/library_product.h"
 #include "kernels/cuda/quantize_rows.h"
 #include "kernels/cuda/silu_and_mul.h"
 #include "kernels/cuda/skinny_linear.h"
@@ -56,145 +57,13 @@ Result<std::string> environment(LinearKernels kernels) {
       wanted ? format(", division {}", wanted->code()) : (are_ours(kernels) ? ", ours" : ""));
 }
 
-Status blas_status(cublasStatus_t status, std::string_view what) {
-  if (status == CUBLAS_STATUS_SUCCESS) return ok_status();
-  return internal_error(format("{}: {}", what, cublasLtGetStatusString(status)));
-}
-
-cudaDataType_t data_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return CUDA_R_32F;
-    case DType::kF16: return CUDA_R_16F;
-    case DType::kBF16: return CUDA_R_16BF;
-    case DType::kF8E4M3: return CUDA_R_8F_E4M3;
-    default: CHECK(false, "a matrix product in {}", dtype);
-  }
-  return CUDA_R_32F;
-}
-
-class Preference {
- public:
-  Preference() { CHECK(cublasLtMatmulPreferenceCreate(&handle_) == CUBLAS_STATUS_SUCCESS); }
-  ~Preference() { (void)cublasLtMatmulPreferenceDestroy(handle_); }
-  Preference(const Preference&) = delete;
-  Preference& operator=(const Preference&) = delete;
-  template <typename T>
-  void set(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
-    CHECK(cublasLtMatmulPreferenceSetAttribute(handle_, attribute, &value, sizeof value) ==
-          CUBLAS_STATUS_SUCCESS);
-  }
-  cublasLtMatmulPreference_t handle() const { return handle_; }
-
- private:
-  cublasLtMatmulPreference_t handle_ = nullptr;
-};
-
 }  // namespace
 
-// cuBLASLt thinks in columns: yᵀ (n × m) = op(W) (n × k) · xᵀ (k × m), where W as it lies in memory is k × n.
+// How a shape is run.
 struct Matmul::Plan {
-  cublasLtMatmulDesc_t operation = nullptr;
-  cublasLtMatrixLayout_t w = nullptr;
-  cublasLtMatrixLayout_t x = nullptr;
-  cublasLtMatrixLayout_t y = nullptr;
+  LibraryProduct library;
   Candidate choice;
-
-  Plan() = default;
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
-  ~Plan() {
-    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
-      if (layout != nullptr) (void)cublasLtMatrixLayoutDestroy(layout);
-    }
-    if (operation != nullptr) (void)cublasLtMatmulDescDestroy(operation);
-  }
-
-  template <typename T>
-  Status set(cublasLtMatmulDescAttributes_t attribute, T value) {
-    return blas_status(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
-                       "cublasLtMatmulDescSetAttribute");
-  }
-  Status describe(const MatmulShape& shape);
-  // What is an argument of each call, though it travels in the description.
-  Status point_to(const MatmulShape& shape, const MatmulOperands& operands, const float* x_scales);
-  // What the library offers, `most` at most, best guess first.
-  Result<std::vector<Candidate>> library_candidates(cublasLtHandle_t handle,
-                                                    const MatmulShape& shape,
-                                                    int64_t workspace_bytes,
-                                                    int most) const;
-  // Whether this library can run it here.
-  bool takes(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& algorithm, int64_t workspace_bytes) const;
 };
-
-Status Matmul::Plan::describe(const MatmulShape& shape) {
-  RETURN_IF_ERROR(blas_status(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                              "cublasLtMatmulDescCreate"));
-  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T));
-  if (shape.has_bias) {
-    RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
-    RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(shape.in)));
-  }
-  auto layout = [](cublasLtMatrixLayout_t* made, DType dtype, int64_t rows, int64_t columns, int64_t stride) {
-    return blas_status(
-        cublasLtMatrixLayoutCreate(
-            made, data_type(dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), stride),
-        "cublasLtMatrixLayoutCreate");
-  };
-  if (shape.f8_weight) {
-    for (auto attribute : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
-      RETURN_IF_ERROR(set(attribute, int32_t{CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F}));
-  }
-  const DType in = shape.f8_weight ? DType::kF8E4M3 : shape.in;
-  RETURN_IF_ERROR(layout(&w, in, shape.k, shape.n, shape.k));
-  RETURN_IF_ERROR(layout(&x, in, shape.k, shape.m, shape.f8_weight ? shape.k : shape.x_stride));
-  return layout(&y, shape.out, shape.n, shape.m, shape.gated ? shape.n : shape.y_stride);
-}
-
-Status Matmul::Plan::point_to(const MatmulShape& shape,
-                              const MatmulOperands& operands,
-                              const float* x_scales) {
-  if (shape.has_bias) RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias));
-  if (!shape.f8_weight) return ok_status();
-  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, operands.w_scales));
-  return set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x_scales);
-}
-
-Result<std::vector<Matmul::Candidate>> Matmul::Plan::library_candidates(cublasLtHandle_t handle,
-                                                                        const MatmulShape& shape,
-                                                                        int64_t workspace_bytes,
-                                                                        int most) const {
-  Preference preference;
-  preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
-  // Sums of parts of k are added up in float: in the output's 16 bits they would cost accuracy.
-  preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                 static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  for (auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-    preference.set(attribute, static_cast<uint32_t>(shape.alignment));
-  }
-  std::vector<cublasLtMatmulHeuristicResult_t> offered(static_cast<size_t>(most));
-  int found = 0;
-  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle, operation, w, x, y, y, preference.handle(), most, offered.data(), &found);
-  if (status == CUBLAS_STATUS_SUCCESS && found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
-  RETURN_IF_ERROR(blas_status(
-      status, format("a kernel for {}×{}×{} {} to {}", shape.m, shape.n, shape.k, shape.in, shape.out)));
-  std::vector<Candidate> candidates;
-  candidates.reserve(static_cast<size_t>(found));
-  for (int i = 0; i < found; ++i) candidates.push_back({.library = offered[static_cast<size_t>(i)].algo});
-  return candidates;
-}
-
-bool Matmul::Plan::takes(cublasLtHandle_t handle,
-                         const cublasLtMatmulAlgo_t& algorithm,
-                         int64_t workspace_bytes) const {
-  cublasLtMatmulHeuristicResult_t checked{};
-  cublasStatus_t status = cublasLtMatmulAlgoCheck(handle, operation, w, x, y, y, &algorithm, &checked);
-  return status == CUBLAS_STATUS_SUCCESS && checked.state == CUBLAS_STATUS_SUCCESS &&
-         checked.workspaceSize <= static_cast<size_t>(workspace_bytes);
-}
 
 Matmul::Matmul(cublasLtHandle_t handle,
                const MatmulMemory& memory,
@@ -356,25 +225,21 @@ Status Matmul::issue_library(const Plan& plan,
                             .scales = memory_.scales};
     RETURN_IF_ERROR(device::cuda_status(launch_quantize_rows(rows, stream.handle()), "quantize_rows"));
   }
-  const float one = 1.0f;
-  const float zero = 0.0f;
-  return blas_status(cublasLtMatmul(handle_,
-                                    plan.operation,
-                                    &one,
-                                    operands.w,
-                                    plan.w,
-                                    shape.f8_weight ? memory_.codes : operands.x,
-                                    plan.x,
-                                    &zero,
-                                    operands.y,
-                                    plan.y,
-                                    operands.y,
-                                    plan.y,
-                                    &candidate.library,
-                                    memory_.workspace,
-                                    static_cast<size_t>(memory_.workspace_bytes),
-                                    stream.handle()),
-                     "cublasLtMatmul");
+  MatmulOperands given = operands;
+  if (shape.f8_weight) given.x = memory_.codes;
+  return plan.library.multiply(
+      handle_, candidate.library, given, {memory_.workspace, memory_.workspace_bytes}, stream.handle());
+}
+
+Result<std::vector<Matmul::Candidate>> Matmul::library_candidates(const Plan& plan,
+                                                                  const MatmulShape& shape,
+                                                                  int most) const {
+  ASSIGN_OR_RETURN(std::vector<cublasLtMatmulAlgo_t> algorithms,
+                   plan.library.offers(handle_, shape, memory_.workspace_bytes, most));
+  std::vector<Candidate> found;
+  found.reserve(algorithms.size());
+  for (const cublasLtMatmulAlgo_t& algorithm : algorithms) found.push_back({.library = algorithm});
+  return found;
 }
 
 // Rounds x for the library above the rows that our own kernel takes, and nowhere else.
@@ -383,7 +248,7 @@ std::vector<Matmul::Candidate> Matmul::f8_candidates(const Plan& plan,
                                                      int most) const {
   std::vector<Candidate> found = streamed_candidates(shape);
   if (found.empty() && takes_quantized(shape)) {
-    auto library = plan.library_candidates(handle_, shape, memory_.workspace_bytes, most);
+    auto library = library_candidates(plan, shape, most);
     if (library.ok()) found = std::move(library).value();
   }
   if (found.empty()) found.push_back({.kernel = Candidate::Kernel::kByRows});
@@ -400,8 +265,7 @@ Result<std::vector<Matmul::Candidate>> Matmul::candidates(const Plan& plan,
   const bool ours_first = are_ours(kernels_) || shape.m <= kStreamedRows;
   if (!ours.empty() && ours_first && most == 1) return std::vector<Candidate>{ours.front()};
   if (!ours.empty() && are_ours(kernels_)) return ours;
-  ASSIGN_OR_RETURN(std::vector<Candidate> all,
-                   plan.library_candidates(handle_, shape, memory_.workspace_bytes, most));
+  ASSIGN_OR_RETURN(std::vector<Candidate> all, library_candidates(plan, shape, most));
   if (most > 1) all.insert(ours_first ? all.begin() : all.end(), ours.begin(), ours.end());
   return all;
 }
@@ -430,7 +294,7 @@ bool Matmul::take_known(Plan& plan, const MatmulShape& shape, const MatmulChoice
   if (shape.f8_weight && (takes_streamed(shape) || !takes_quantized(shape))) return false;
   plan.choice = {};
   std::memcpy(&plan.choice.library, known->data(), sizeof plan.choice.library);
-  return plan.takes(handle_, plan.choice.library, memory_.workspace_bytes);
+  return plan.library.takes(handle_, plan.choice.library, memory_.workspace_bytes);
 }
 
 Status Matmul::choose(Plan& plan,
@@ -475,9 +339,9 @@ Result<const Matmul::Plan*> Matmul::plan_for(const MatmulShape& shape,
   if (plan == nullptr) {
     made = std::make_unique<Plan>();
     plan = made.get();
-    RETURN_IF_ERROR(plan->describe(shape));
+    RETURN_IF_ERROR(plan->library.describe(shape));
   }
-  RETURN_IF_ERROR(plan->point_to(shape, operands, memory_.scales));
+  RETURN_IF_ERROR(plan->library.point_to(shape, operands, memory_.scales));
   if (made == nullptr) return plan;
   RETURN_IF_ERROR(choose(*plan, shape, operands, stream));
   return plans_.emplace(shape, std::move(made)).first->second.get();

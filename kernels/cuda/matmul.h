@@ -98,6 +98,9 @@ class Matmul {
   bool prefers_plain(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
   bool take_known(Plan& plan, const MatmulShape& shape, const MatmulChoices::Algorithm* known) const;
+  Result<std::vector<Candidate>> library_candidates(const Plan& plan,
+                                                    const MatmulShape& shape,
+                                                    int most) const;
   Result<std::vector<Candidate>> candidates(const Plan& plan, const MatmulShape& shape, int most) const;
   std::vector<Candidate> f8_candidates(const Plan& plan, const MatmulShape& shape, int most) const;
   Status issue_then_gate(const Plan& plan,
