@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "comm/thread/thread_world.h"
-#include "src/base/run_time_module.h"
 #include "src/device/cpu/cpu_stream.h"
 
 namespace llm_dist::comm {
@@ -72,18 +71,6 @@ Result<std::unique_ptr<Communicator>> make_connected(const MakeGpuGroup& make_gr
 bool ranks_share_gpu() {
   const char* value = std::getenv("LLM_DIST_TEST_RANKS_SHARE_GPU");
   return value != nullptr && std::string_view(value) == "1";
-}
-
-Result<const kernels::CudaModule*> cuda_module() {
-  ASSIGN_OR_RETURN(void* entry,
-                   open_module({.file = kernels::kCudaModuleFile,
-                                .entry = kernels::kCudaModuleEntry,
-                                .how_to_build = "build with CUDA",
-                                .how_to_install = "install CUDA"}));
-  const kernels::CudaModule* module = reinterpret_cast<kernels::CudaModuleEntry>(entry)();
-  if (module == nullptr || module->version != kernels::kCudaModuleVersion)
-    return failed_precondition("the CUDA module belongs to another build of llm-dist");
-  return module;
 }
 
 void run_on_gpu(const kernels::CudaModule& module,

@@ -4,9 +4,9 @@
 
 #include <functional>
 
-#include "kernels/cuda/cuda_module.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/site.h"
+#include "tests/device/cuda_module.h"
 
 namespace llm_dist::comm {
 
@@ -16,8 +16,6 @@ inline constexpr int kSkipped = 77;
 // The environment's LLM_DIST_TEST_RANKS_SHARE_GPU=1: all ranks, threads of one process, have the first GPU
 // together, so that protocols between GPUs can be tried where there is one.
 bool ranks_share_gpu();
-
-Result<const kernels::CudaModule*> cuda_module();
 
 // A communicator of GPUs, made by the function under test.
 using MakeGpuGroup = std::function<Result<std::unique_ptr<Communicator>>(

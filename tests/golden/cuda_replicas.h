@@ -6,8 +6,7 @@
 #include <optional>
 
 #include "comm/p2p_groups.h"
-#include "kernels/cuda/cuda_module.h"
-#include "src/base/run_time_module.h"
+#include "tests/device/cuda_module.h"
 #include "tests/engine/replica.h"
 
 namespace llm_dist::engine {
@@ -15,12 +14,9 @@ namespace llm_dist::engine {
 class CudaReplicas : public testing::Test {
  protected:
   void SetUp() override {
-    auto entry = open_module({.file = kernels::kCudaModuleFile,
-                              .entry = kernels::kCudaModuleEntry,
-                              .how_to_build = "build with CUDA",
-                              .how_to_install = "install CUDA"});
-    ASSERT_TRUE(entry.ok()) << entry.status().to_string();
-    module_ = reinterpret_cast<kernels::CudaModuleEntry>(*entry)();
+    auto module = cuda_module();
+    ASSERT_TRUE(module.ok()) << module.status().to_string();
+    module_ = *module;
     if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
   }
 

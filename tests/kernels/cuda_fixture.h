@@ -5,8 +5,7 @@
 #include <map>
 #include <thread>
 
-#include "kernels/cuda/cuda_module.h"
-#include "src/base/run_time_module.h"
+#include "tests/device/cuda_module.h"
 #include "tests/kernels/op_fixture.h"
 
 namespace llm_dist::kernels {
@@ -33,12 +32,9 @@ struct Heads {
 class CudaOpTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto entry = open_module({.file = kCudaModuleFile,
-                              .entry = kCudaModuleEntry,
-                              .how_to_build = "build with CUDA",
-                              .how_to_install = "install CUDA"});
-    ASSERT_TRUE(entry.ok()) << entry.status().to_string();
-    module_ = reinterpret_cast<CudaModuleEntry>(*entry)();
+    auto module = cuda_module();
+    ASSERT_TRUE(module.ok()) << module.status().to_string();
+    module_ = *module;
     if (module_->visible_devices() == 0) GTEST_SKIP() << "no GPU";
     cpu_backend_ = device::make_cpu_backend({.threads = options_.threads});
     gpu_backend_ = module_->make_backend(0).value();

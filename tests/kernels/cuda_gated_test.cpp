@@ -23,7 +23,7 @@ class CudaGated : public CudaLinearTest {
   };
   using States = std::span<State>;
   // One for each, to be tried beside the same result of the CPU.
-  std::vector<State> states_of(std::initializer_list<LinearKernels> all) {
+  std::vector<State> states_of(const std::vector<LinearKernels>& all) {
     std::vector<State> states;
     for (LinearKernels kernels : all) {
       use_state(kernels);
@@ -129,17 +129,9 @@ constexpr std::array<int64_t, 3> kShapes[] = {
     {96, 264, 512}, {97, 72, 1032},   {100, 40, 2048},  {128, 3584, 1024}, {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
-  auto states = states_of({LinearKernels::kFastest,
-                           LinearKernels::kLibrary,
-                           LinearKernels::kOwn,
-                           LinearKernels::kEven,
-                           LinearKernels::kEvenWide,
-                           LinearKernels::kEvenPairs,
-                           LinearKernels::kWholePairs,
-                           LinearKernels::kThreeParts,
-                           LinearKernels::kPairsOfParts,
-                           LinearKernels::kPairsOfThreeParts,
-                           LinearKernels::kPairsOfFourParts});
+  std::vector<LinearKernels> all = kOwnKernels;
+  all.insert(all.end(), {LinearKernels::kFastest, LinearKernels::kLibrary});
+  auto states = states_of(all);
   for (DType dtype : kActivationTypes) {
     for (auto [m, n, k] : kShapes) {
       for (bool bias : {false, true})
@@ -151,15 +143,7 @@ TEST_F(CudaGated, AsOnTheCpu) {
 // Of more than 32 rows, which go through shared memory: what lies between rows of the result and behind the
 // last one is not written.
 TEST_F(CudaGated, OfFewRowsApart) {
-  auto states = states_of({LinearKernels::kOwn,
-                           LinearKernels::kEven,
-                           LinearKernels::kEvenWide,
-                           LinearKernels::kEvenPairs,
-                           LinearKernels::kWholePairs,
-                           LinearKernels::kThreeParts,
-                           LinearKernels::kPairsOfParts,
-                           LinearKernels::kPairsOfThreeParts,
-                           LinearKernels::kPairsOfFourParts});
+  auto states = states_of(kOwnKernels);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {33, 64, 65, 96, 100, 128}) {
       for (int64_t n : {72, 200})

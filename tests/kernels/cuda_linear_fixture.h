@@ -4,10 +4,22 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "tests/kernels/cuda_fixture.h"
 
 namespace llm_dist::kernels {
+
+// All that have products of few rows by kernels of ours alone.
+inline const std::vector<LinearKernels> kOwnKernels = {LinearKernels::kOwn,
+                                                       LinearKernels::kEven,
+                                                       LinearKernels::kEvenWide,
+                                                       LinearKernels::kEvenPairs,
+                                                       LinearKernels::kWholePairs,
+                                                       LinearKernels::kThreeParts,
+                                                       LinearKernels::kPairsOfParts,
+                                                       LinearKernels::kPairsOfThreeParts,
+                                                       LinearKernels::kPairsOfFourParts};
 
 class CudaLinearTest : public CudaOpTest {
  protected:
