@@ -49,11 +49,11 @@ class CudaHandedRows : public CudaReplicas {
     checkpoint::TempDir dir;
     checkpoint::write_file(
         dir / "config.json",
-        format(R"({{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": {},
-                    "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
-                    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
-                    "attention_bias": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-                    "hidden_act": "silu"}})",
+        format(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": {},
+                   "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
+                   "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
+                   "attention_bias": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+                   "hidden_act": "silu"})",
                kVocab,
                attention_bias));
     auto opened =
