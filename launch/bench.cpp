@@ -46,6 +46,16 @@ void add_result_flag(CLI::App& app, std::string& result_file) {
   app.add_option("--save-result", result_file, "Write the figures as JSON to this file");
 }
 
+void add_range_ratio_flag(CLI::App& app, double& ratio) {
+  app.add_option(
+         "--random-range-ratio",
+         ratio,
+         "Prompts have evenly from (1 - this) to (1 + this) times --input-len tokens, on the mean as many "
+         "as it says")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str();
+}
+
 void make_room_for_batches(SchedulerFlags& scheduler, const std::vector<int>& batches) {
   const int64_t largest = *std::max_element(batches.begin(), batches.end());
   scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, largest);
@@ -58,6 +68,7 @@ void add_load_flags(CLI::App& app, LoadFlags& flags) {
   app.add_option("--input-len,--random-input-len", flags.input_len, "Prompt tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_range_ratio_flag(app, flags.range_ratio);
   app.add_option("--output-len,--random-output-len", flags.output_len, "Generated tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -21,6 +21,7 @@ struct KernelFlags {
   EngineFlags engine;
   std::vector<int> batches = {1, 8};
   std::vector<int> input_lens = {128};
+  double range_ratio = 0;
 };
 
 struct KernelBench {
@@ -92,7 +93,10 @@ Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape) {
   auto begin = [&] { bench.recorder.begin(); };
   auto end = [&] { bench.recorder.end(); };
   std::string title = shape.decode
-                          ? format("decode, batch {}, contexts of {} tokens", shape.batch, shape.tokens)
+                          ? format("decode, batch {}, contexts of {}{} tokens",
+                                   shape.batch,
+                                   shape.tokens,
+                                   shape.range_ratio > 0 ? format(" ± {} %", 100 * shape.range_ratio) : "")
                           : format("prompt of {} tokens", shape.tokens);
   if (bench.process.leads()) print_header(title);
   nlohmann::json rows = nlohmann::json::array();
@@ -128,8 +132,10 @@ Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorde
     result["steps"].push_back(std::move(step));
   }
   for (int batch : flags.batches) {
-    ASSIGN_OR_RETURN(nlohmann::json step,
-                     measure_step(bench, {.batch = batch, .tokens = flags.input_lens.front()}));
+    ASSIGN_OR_RETURN(
+        nlohmann::json step,
+        measure_step(bench,
+                     {.batch = batch, .tokens = flags.input_lens.front(), .range_ratio = flags.range_ratio}));
     result["steps"].push_back(std::move(step));
   }
   return process.leads() ? save_result(flags.engine.result_file, result.dump(2)) : ok_status();
@@ -179,6 +185,7 @@ BenchCommand add_bench_kernels(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_range_ratio_flag(*app, flags->range_ratio);
   add_result_flag(*app, flags->engine.result_file);
   app->footer(
       "Example:\n"

@@ -8,6 +8,7 @@
 
 #include "launch/ceilings.h"
 #include "launch/engine_bench.h"
+#include "launch/random_lengths.h"
 #include "launch/stream_timer.h"
 
 namespace llm_dist::launch {
@@ -51,15 +52,17 @@ int64_t num_tokens(const LatencyFlags& flags, const engine::EngineOptions& optio
 Status check_room(const LatencyFlags& flags, const engine::EngineOptions& options) {
   if (!decodes(flags)) return ok_status();
   for (int batch : flags.batches) {
-    const int64_t tokens = flags.load.input_len + int64_t{output_len(flags, options, batch)};
-    if (tokens > options.max_model_len)
+    const int64_t outputs = output_len(flags, options, batch);
+    const int64_t longest = outputs + RandomLengths(flags.load.input_len, flags.load.range_ratio).longest();
+    if (longest > options.max_model_len)
       return invalid_argument(
           format("a batch of {} needs sequences of {} tokens, some while the others' prompts are read: "
                  "--max-model-len is {}",
                  batch,
-                 tokens,
+                 longest,
                  options.max_model_len));
     // Before it lets a sequence begin, the scheduler wants half a block besides for each that runs.
+    const int64_t tokens = outputs + flags.load.input_len;
     const int64_t blocks = batch * ((tokens + options.block_size - 1) / options.block_size) + batch / 2;
     if (blocks > options.num_blocks)
       return invalid_argument(
@@ -109,6 +112,7 @@ nlohmann::json prompt_row(const LatencyFlags& flags,
   if (!decodes(flags) && floor == 0) std::printf("  %8s  %8s", "-", "-");  // no such ceiling here
   return {{"batch", batch},
           {"input_len", flags.load.input_len},
+          {"random_range_ratio", flags.load.range_ratio},
           {"output_len", flags.load.output_len},
           {"median_ttft_ms", got.first_token_seconds * 1e3},
           {"prefill_tokens_per_second", rate},

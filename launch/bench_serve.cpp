@@ -145,6 +145,7 @@ json ServeBench::facts(const PromptMaker& prompts, const std::string& model) con
                  {"prompts", prompts.kind()},
                  {"num_prompts", flags_.num_prompts},
                  {"random_input_len", flags_.prompts.input_len},
+                 {"random_range_ratio", flags_.prompts.range_ratio},
                  {"random_output_len", flags_.prompts.output_len},
                  {"ignore_eos", flags_.prompts.ignore_eos},
                  {"temperature", flags_.prompts.temperature},
@@ -263,6 +264,7 @@ void add_prompt_flags(CLI::App& app, ServeLoadFlags& flags) {
   group->add_option("--random-input-len,--input-len", flags.prompts.input_len, "Prompt tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_range_ratio_flag(*group, flags.prompts.range_ratio);
   group->add_option("--random-output-len,--output-len", flags.prompts.output_len, "Tokens to generate")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -27,6 +27,7 @@ Status throughput(const ThroughputFlags& flags, RankProcess& process) {
   nlohmann::json result = nlohmann::json::parse(run_environment(process));
   result["num_prompts"] = flags.num_prompts;
   result["input_len"] = flags.load.input_len;
+  result["random_range_ratio"] = flags.load.range_ratio;
   result["output_len"] = flags.load.output_len;
   result["duration_seconds"] = sample.seconds;
   result["request_throughput"] = flags.num_prompts / sample.seconds;

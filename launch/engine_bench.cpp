@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "launch/local_text.h"
+#include "launch/random_lengths.h"
 
 namespace llm_dist::launch {
 
@@ -21,7 +22,8 @@ Result<Sample> EngineBench::run(int count, int output_len) {
   std::vector<sched::SequenceRequest> requests;
   requests.reserve(static_cast<size_t>(count));
   sequences.reserve(static_cast<size_t>(count));
-  for (int i = 0; i < count; ++i) requests.push_back(random_request(output_len));
+  RandomLengths lengths(flags_.input_len, flags_.range_ratio);
+  for (int i = 0; i < count; ++i) requests.push_back(random_request(lengths.next(random_), output_len));
   int64_t begin = now_ns();
   for (sched::SequenceRequest& request : requests) {
     sequences.push_back(std::make_shared<LocalSequence>([this](int32_t) { progress_.add(); }));
@@ -48,11 +50,11 @@ Result<Sample> EngineBench::run(int count, int output_len) {
   return sample;
 }
 
-sched::SequenceRequest EngineBench::random_request(int output_len) {
+sched::SequenceRequest EngineBench::random_request(int input_len, int output_len) {
   auto vocab = static_cast<int32_t>(process_.checkpoint().config().vocab_size);
   std::uniform_int_distribution<int32_t> token(0, vocab - 1);
   sched::SequenceRequest request;
-  for (int i = 0; i < flags_.input_len; ++i) request.prompt.push_back(token(random_));
+  for (int i = 0; i < input_len; ++i) request.prompt.push_back(token(random_));
   request.sampling.temperature = 0.0f;
   request.sampling.max_tokens = output_len;
   request.sampling.ignore_eos = true;

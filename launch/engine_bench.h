@@ -31,7 +31,7 @@ class EngineBench {
   void stop() { engine_->stop(); }
 
  private:
-  sched::SequenceRequest random_request(int output_len);
+  sched::SequenceRequest random_request(int input_len, int output_len);
 
   const LoadFlags& flags_;
   BenchProgress progress_;  // outlives the engine, which counts

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "launch/random_lengths.h"
 #include "src/base/format.h"
 
 namespace llm_dist::launch {
@@ -88,9 +89,8 @@ Result<PromptMaker> PromptMaker::create(http::Client& client,
 
 std::string PromptMaker::kind() const { return ids_.empty() ? "random words" : "random token ids"; }
 
-Result<std::string> PromptMaker::make_one(std::mt19937_64& random) {
+Result<std::string> PromptMaker::make_one(size_t length, std::mt19937_64& random) {
   json body = completion_fields(options_);
-  auto length = static_cast<size_t>(options_.input_len);
   if (ids_.empty()) {
     std::string text = random_words(length, random);
     (options_.chat ? body["messages"] : body["prompt"]) = options_.chat ? messages_of(text) : json(text);
@@ -117,8 +117,9 @@ Result<std::vector<std::string>> PromptMaker::make(size_t count, uint64_t seed) 
   std::mt19937_64 random(seed);
   std::vector<std::string> bodies;
   bodies.reserve(count);
+  RandomLengths lengths(options_.input_len, options_.range_ratio);
   for (size_t i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(std::string body, make_one(random));
+    ASSIGN_OR_RETURN(std::string body, make_one(static_cast<size_t>(lengths.next(random)), random));
     bodies.push_back(std::move(body));
   }
   return bodies;

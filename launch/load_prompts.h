@@ -15,6 +15,7 @@ struct PromptOptions {
   std::string model;
   bool chat = false;
   int input_len = 128;  // tokens, or words where the server does not tokenize
+  double range_ratio = 0;
   int output_len = 128;
   double temperature = 0;
   bool ignore_eos = true;
@@ -35,7 +36,7 @@ class PromptMaker {
  private:
   PromptMaker(http::Client& client, const ServerAccess& server, PromptOptions options)
       : client_(&client), server_(&server), options_(std::move(options)) {}
-  Result<std::string> make_one(std::mt19937_64& random);
+  Result<std::string> make_one(size_t length, std::mt19937_64& random);
   // Empty: the server does not serve the path.
   Result<std::string> ask(const std::string& path, const std::string& body, bool& served);
 

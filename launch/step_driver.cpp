@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "launch/random_lengths.h"
 #include "src/engine/engine.h"
 
 namespace llm_dist::launch {
@@ -23,12 +24,14 @@ Status StepDriver::add_sequences(const StepShape& shape, std::vector<sched::Sequ
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab_size_) - 1);
   int count = shape.decode ? shape.batch : 1;
   ids.reserve(static_cast<size_t>(count));
+  RandomLengths lengths(shape.tokens, shape.decode ? shape.range_ratio : 0);
   for (int i = 0; i < count; ++i) {
+    const int length = lengths.next(random_);
     sched::SequenceRequest request{.id = next_id_++, .arrival = Clock::now()};
-    request.prompt.reserve(static_cast<size_t>(shape.tokens));
-    for (int j = 0; j < shape.tokens; ++j) request.prompt.push_back(token(random_));
+    request.prompt.reserve(static_cast<size_t>(length));
+    for (int j = 0; j < length; ++j) request.prompt.push_back(token(random_));
     request.sampling.temperature = shape.temperature;
-    request.sampling.max_tokens = static_cast<int32_t>(rank_.options().max_model_len) - shape.tokens;
+    request.sampling.max_tokens = static_cast<int32_t>(rank_.options().max_model_len) - length;
     request.sampling.ignore_eos = true;
     ids.push_back(request.id);
     RETURN_IF_ERROR(scheduler_.add(std::move(request)));

@@ -12,9 +12,10 @@
 namespace llm_dist::launch {
 
 struct StepShape {
-  bool decode = true;  // else the first step of one prompt
-  int batch = 1;       // sequences that decode
-  int tokens = 128;    // of each prompt; of a decode step's contexts a little more
+  bool decode = true;      // else the first step of one prompt
+  int batch = 1;           // sequences that decode
+  int tokens = 128;        // of each prompt; of a decode step's contexts a little more
+  double range_ratio = 0;  // of sequences that decode: RandomLengths
   float temperature = 0.0f;
 };
 

@@ -289,33 +289,34 @@ TEST_F(CudaAttention, HopperHasAKernelForPrompts) {
 
 // From many shares of one sequence to none of many.
 TEST_F(CudaAttention, SharesOfContextsAreMerged) {
-  auto decodes = [](int count, int32_t context, int32_t longest) {
+  auto with_last = [](int count, int32_t context, int32_t longest) {
     Batch batch{std::vector<int32_t>(static_cast<size_t>(count), 1),
                 std::vector<int32_t>(static_cast<size_t>(count), context)};
     batch.contexts.back() = longest;
     return batch;
   };
   for (Heads heads : {Heads{8, 2, 128}, {12, 1, 64}}) {
-    for (const Batch& batch : {decodes(1, 0, 20'000),
-                               decodes(3, 9'000, 30'000),
-                               decodes(10, 700, 701),
-                               decodes(24, 300, 4'000),
-                               decodes(50, 100, 200),
-                               decodes(64, 64, 1'000)}) {
+    for (const Batch& batch : {with_last(1, 0, 20'000),
+                               with_last(3, 9'000, 30'000),
+                               with_last(10, 700, 701),
+                               with_last(24, 300, 4'000),
+                               with_last(50, 100, 200),
+                               with_last(64, 64, 1'000)}) {
       compare(DType::kBF16, heads, batch, 16);
       compare(DType::kBF16, heads, batch, 16);  // what the first left must not matter
     }
   }
 }
 
+Batch decodes(size_t count, auto context_of) {
+  Batch batch{std::vector<int32_t>(count, 1), {}};
+  for (size_t i = 0; i < count; ++i) batch.contexts.push_back(context_of(static_cast<int32_t>(i)));
+  return batch;
+}
+
 // With 16 kv heads a dozen sequences are many: of equal lengths they are not cut, of others they are; with
 // prompts and sequences without tokens among them.
 TEST_F(CudaAttention, ManySequencesFillTheDevice) {
-  auto decodes = [](size_t count, auto context_of) {
-    Batch batch{std::vector<int32_t>(count, 1), {}};
-    for (size_t i = 0; i < count; ++i) batch.contexts.push_back(context_of(static_cast<int32_t>(i)));
-    return batch;
-  };
   Batch mixed = decodes(40, [](int32_t i) { return 1 + 37 * i % 200; });
   mixed.queries[0] = mixed.queries[17] = mixed.queries[39] = 0;
   mixed.queries[3] = 90;
@@ -323,7 +324,7 @@ TEST_F(CudaAttention, ManySequencesFillTheDevice) {
   mixed.queries[20] = 2;
   mixed.contexts[20] = 65;
   const Batch batches[] = {decodes(13, [](int32_t) { return 1; }),
-                           decodes(16, [](int32_t) { return 200; }),  // two blocks a processor, then three
+                           decodes(16, [](int32_t) { return 200; }),
                            decodes(20, [](int32_t) { return 130; }),
                            decodes(14, [](int32_t i) { return i == 7 ? 700 : 64; }),
                            mixed};
@@ -331,6 +332,32 @@ TEST_F(CudaAttention, ManySequencesFillTheDevice) {
     for (const Batch& batch : batches) compare_state(DType::kBF16, DType::kBF16, heads, batch, 16);
     compare_state(DType::kF16, DType::kF8E4M3, heads, mixed, 16);
   }
+}
+
+// Of more sequences than blocks, 24 of each of 16 kv heads, a block has the end of one, whole ones and the
+// beginning of another: of as many as there are, of more than the plan looks at together, with contexts that
+// end with a block's work, and with one that many blocks have a part of; some with several queries or none.
+TEST_F(CudaAttention, BlocksWithSeveralSequences) {
+  auto varied = [](int32_t i) { return 1 + (i * 7919) % 700; };
+  Batch queries = decodes(50, [](int32_t i) { return 3 + 61 * i % 400; });
+  queries.queries[7] = 3;
+  queries.queries[8] = 0;
+  queries.queries[31] = 2;
+  queries.queries[49] = 0;
+  const Batch batches[] = {decodes(24, varied),
+                           decodes(25, [](int32_t) { return 64; }),
+                           decodes(48, [](int32_t) { return 128; }),
+                           decodes(60, varied),
+                           decodes(40, [](int32_t i) { return i == 13 ? 9'000 : 20; }),
+                           decodes(300, [](int32_t i) { return 1 + i % 130; }),
+                           queries};
+  for (const Batch& batch : batches) {
+    for (int again = 0; again < 2; ++again)  // what the first left must not matter
+      compare_state(DType::kBF16, DType::kBF16, {32, 16, 64}, batch, 16);
+    compare_state(DType::kF16, DType::kF16, {32, 16, 128}, batch, 48);
+    compare_state(DType::kBF16, DType::kF8E4M3, {16, 16, 128}, batch, 128);
+  }
+  compare_state(DType::kBF16, DType::kBF16, {16, 1, 64}, decodes(420, varied), 32);
 }
 
 }  // namespace
