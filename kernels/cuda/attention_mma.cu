@@ -481,13 +481,15 @@ template <typename T, typename Kv, int kHeadDim, int kTiles>
 void launch_decodes(const PagedAttentionArgs& args, const AttentionParams& params, cudaStream_t stream) {
   // Of a tile: eight rows, a piece for every eight dimensions.
   constexpr int kResults = kDecodeWarps * kTiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float));
+  auto* kernel = attend_decodes<T, Kv, kHeadDim, kTiles>;
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kResults);
   const OverlappedLaunch how{
       .grid = dim3(static_cast<unsigned>(args.num_kv_heads), static_cast<unsigned>(args.plan.decode_blocks)),
       .threads = kThreads,
       .stream = stream,
       .shared_bytes = kResults,
       .early = args.beside_prompts || args.plan.decodes_early};
-  (void)launch_overlapped(attend_decodes<T, Kv, kHeadDim, kTiles>,
+  (void)launch_overlapped(kernel,
                           how,
                           args,
                           rows_as<const T>(params.q),
