@@ -10,7 +10,6 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/pairs.cuh"
-#include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/hopper_prompts.h"
 #include "kernels/cuda/paged_attention.h"
@@ -19,61 +18,33 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr int kThreads = kDecodeWarps * kWarpSize;
-constexpr int kRoundKeys = kDecodeWarps * kDecodeKeys;  // of all warps
+constexpr int kBytesForTwo = 80 << 10;  // of shared memory: so much leaves a processor place for two blocks
 // What a thread that merges loads at a time: from memory, and of a block's warps, which two threads mostly
 // share.
 constexpr int kSharesAtOnce = 8;
 constexpr int kWarpsAtOnce = kDecodeWarps / 2;
 
-// Where the keys and values of a warp's rounds stand, in elements of either cache. An address has to wait for
-// its entry of the block table, so entries are asked for a round ahead.
-template <int kHeadDim>
-class Pages {
- public:
-  // The first round begins with `key`.
-  __device__ Pages(const PagedAttentionArgs& args, int sequence, int kv_head, int key)
-      : args_(args),
-        entry_(args.block_tables + sequence * args.table_stride + key / args.block_size),
-        key_(key % args.block_size),
-        head_at_(kv_head * static_cast<int>(args.head_stride)) {}
-  // Asks for this round's entry.
-  __device__ void ask() {
-    block_ = *entry_;
-    asked_key_ = key_;
-  }
-  // Where the round stands whose entry was asked for last.
-  __device__ int64_t place() const {
-    return block_ * args_.block_stride + (head_at_ + asked_key_ * kHeadDim);
-  }
-  // To the next round.
-  __device__ void advance() {
-    entry_ += args_.round_blocks;
-    key_ += args_.round_rest;
-    if (key_ < args_.block_size) return;
-    key_ -= args_.block_size;
-    ++entry_;
-  }
+// The block table's entries along a warp's rounds, one ahead, since an address has to wait for its entry.
+template <typename Kv, int kHeadDim>
+struct Pages {
+  const Kv* k;
+  const Kv* v;
+  const int32_t* table;
+  int block_size;
+  int64_t block_stride;
 
- private:
-  const PagedAttentionArgs& args_;
-  const int32_t* entry_;
-  int key_;  // of its block
-  int head_at_;
-  int block_ = 0;
-  int asked_key_ = 0;
+  __device__ Pages(
+      const PagedAttentionArgs& args, const Kv* k_cache, const Kv* v_cache, int sequence, int kv_head)
+      : k(k_cache + kv_head * args.head_stride),
+        v(v_cache + kv_head * args.head_stride),
+        table(args.block_tables + sequence * args.table_stride),
+        block_size(args.block_size),
+        block_stride(args.block_stride) {}
+  __device__ int block_of(int key) const { return table[key / block_size]; }
+  __device__ int64_t offset(int block, int key) const {
+    return block * block_stride + static_cast<int64_t>(key % block_size) * kHeadDim;
+  }
 };
-
-// Asks for a warp's round of keys and values to come to L2, a line a lane.
-template <int kHeadDim, typename Kv>
-__device__ inline void prefetch_round(const Kv* k, const Kv* v) {
-  constexpr int kLine = 128;  // bytes
-  constexpr int kLines = kDecodeKeys * kHeadDim * static_cast<int>(sizeof(Kv)) / kLine;
-  static_assert(kLines <= kWarpSize);
-  const int line = static_cast<int>(threadIdx.x) % kWarpSize;
-  if (line >= kLines) return;
-  prefetch_line(reinterpret_cast<const std::byte*>(k) + line * kLine);
-  prefetch_line(reinterpret_cast<const std::byte*>(v) + line * kLine);
-}
 
 // Four words from 16 bytes.
 template <int kCount>
@@ -92,9 +63,8 @@ template <typename T, typename Kv, int kHeadDim, int kTiles>
 struct Softmax {
   static constexpr bool kF8 = !std::is_same_v<T, Kv>;
   static constexpr int kProducts = kHeadDim / 16;  // of a round, for the scores and for the sums
-  static constexpr int kPieces = kHeadDim / 64;    // of eight dimensions of a row's result, a thread's
-  static constexpr int kRowTiles = kTiles;
-  static constexpr int kRun = 16 / sizeof(Kv);  // dimensions
+  static constexpr int kPieces = kHeadDim / 64;    // of eight dimensions of a row's result
+  static constexpr int kRun = 16 / sizeof(Kv);     // dimensions
   static constexpr int kKeyWords = kHeadDim / 4 * sizeof(Kv) / 4;
   static constexpr int kValueWords = kHeadDim / 8 * sizeof(Kv) / 4;
 
@@ -255,30 +225,28 @@ struct Softmax {
     weight[1] = transpose_8x8(pack_pair(T(), score[2], score[3]));
   }
 
-  // Rounds of this warp: keys first, first + stride, … below end; the first round is loaded, and `pages` at
-  // it. The next round's K is on its way while this one's weights are worked out, its V while the next scores
-  // are.
-  __device__ void run(Pages<kHeadDim> pages,
-                      const Kv* k_cache,
-                      const Kv* v_cache,
-                      int first,
-                      int end,
-                      int context,
-                      float scale) {
+  __device__ void load_round(const Pages<Kv, kHeadDim>& pages, int first) {
+    const int64_t at = pages.offset(pages.block_of(first), first);
+    load_k(pages.k + at);
+    load_v(pages.v + at);
+  }
+
+  // Rounds of this warp: keys first, first + stride, … below end; the first round is loaded. The next round's
+  // K is on its way while this one's weights are worked out, its V while the next scores are.
+  __device__ void run(
+      const Pages<Kv, kHeadDim>& pages, int first, int end, int stride, int context, float scale) {
     if (first >= end) return;
     int64_t at = 0;
-    pages.advance();
-    if (first + kRoundKeys < end) pages.ask();
+    int block = first + stride < end ? pages.block_of(first + stride) : 0;
 #pragma unroll 1
-    for (int key = first; key < end; key += kRoundKeys) {
-      const bool more = key + kRoundKeys < end;
+    for (int key = first; key < end; key += stride) {
+      const bool more = key + stride < end;
       float scores[kTiles][4];
       score_keys(scores);
       if (more) {
-        at = pages.place();
-        load_k(k_cache + at);
-        pages.advance();
-        if (key + 2 * kRoundKeys < end) pages.ask();
+        at = pages.offset(block, key + stride);
+        load_k(pages.k + at);
+        if (key + 2 * stride < end) block = pages.block_of(key + 2 * stride);
       }
       uint32_t weights[kTiles][2];
       const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;
@@ -286,7 +254,7 @@ struct Softmax {
       for (int t = 0; t < kTiles; ++t) weigh(t, scores[t], key + g, scale, weights[t]);
       if (key + kDecodeKeys > context) clear_v(key, context);
       add_values(weights);
-      if (more) load_v(v_cache + at);
+      if (more) load_v(pages.v + at);
     }
   }
 
@@ -313,21 +281,51 @@ struct Softmax {
   }
 };
 
-// Puts a warp's result of an item into shared memory: [kDecodeWarps, pieces, kPieceFloats].
-template <typename Softmax>
-__device__ inline void keep_result(const Softmax& softmax, const AttentionRows& rows, float* results) {
-  constexpr int kPieces = Softmax::kPieces * 8;  // of a row
+// A block's item. The warps of a block take its keys in turns and put their results into shared memory, where
+// pieces of them are merged; the last block of a sequence's shares merges those.
+template <typename T, typename Kv, int kHeadDim, int kTiles>
+__device__ inline void attend_item(const PagedAttentionArgs& args,
+                                   const DecodeItem& item,
+                                   RowView<const T> queries,
+                                   const Kv* k_cache,
+                                   const Kv* v_cache,
+                                   RowView<T> out) {
+  constexpr int kPieces = kHeadDim / 8;  // of a row
+  constexpr int kWidth = kHeadDim + 2;
+  extern __shared__ float4 piece_memory[];
+  float* results = reinterpret_cast<float*>(piece_memory);  // [kDecodeWarps, pieces, kPieceFloats]
+  __shared__ int arrived;
+  const int kv_head = static_cast<int>(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const AttentionRows rows{
+      item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
+  Softmax<T, Kv, kHeadDim, kTiles> softmax;
+  const Pages<Kv, kHeadDim> pages(args, k_cache, v_cache, item.sequence, kv_head);
+  const int first = item.begin + warp * kDecodeKeys;
+  const bool older = first + kDecodeKeys <= item.context - item.num_queries;
+  if (older && first < item.end) softmax.load_round(pages, first);
+  // The weights that the next kernel asks for queue up behind these keys.
+  let_next_start();
+  if (args.beside_prompts) {
+    __threadfence();  // what this multiprocessor still caches of the memory of q is the layer's before
+  } else {
+    wait_for_previous();
+  }
+  softmax.start(args, queries, rows, kv_head, 0);
+  if (!older && first < item.end) softmax.load_round(pages, first);
+  softmax.run(pages, first, item.end, kDecodeWarps * kDecodeKeys, rows.context, args.scale);
+  softmax.finish();
+
   const int pieces = rows.num_rows * kPieces;
 #pragma unroll
-  for (int t = 0; t < Softmax::kRowTiles; ++t) {
+  for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 8 * t + lane % 4 * 2 + i;
       if (row >= rows.num_rows) continue;
 #pragma unroll
-      for (int h = 0; h < Softmax::kPieces; ++h) {
+      for (int h = 0; h < kHeadDim / 64; ++h) {
         float* to = results + (warp * pieces + row * kPieces + softmax.piece_of(h)) * kPieceFloats;
         float values[8];
         softmax.dims(t, i, h, values);
@@ -338,20 +336,8 @@ __device__ inline void keep_result(const Softmax& softmax, const AttentionRows& 
       }
     }
   }
-}
+  __syncthreads();
 
-// Merges what the warps have kept of an item, and, of a sequence's last item to be done, what all have left.
-template <typename T, int kHeadDim>
-__device__ inline void merge_results(const PagedAttentionArgs& args,
-                                     const DecodeItem& item,
-                                     const AttentionRows& rows,
-                                     int kv_head,
-                                     const float* results,
-                                     RowView<T> out) {
-  constexpr int kPieces = kHeadDim / 8;  // of a row
-  constexpr int kWidth = kHeadDim + 2;
-  __shared__ int arrived;
-  const int pieces = rows.num_rows * kPieces;
   auto write_out = [&](int piece, const Piece& merged) {
     const int row = piece / kPieces;
     const float inverse = merged.end.y > 0 ? 1.0f / merged.end.y : 0.0f;
@@ -401,77 +387,14 @@ __device__ inline void merge_results(const PagedAttentionArgs& args,
   merge_block<kThreads, kSharesAtOnce>(pieces, item.num_splits, share_of, write_out);
 }
 
-// A block's items, one after the other; the warps take an item's keys in turns. The first keys of the next
-// item are on their way to L2 while the results of this one are merged.
-template <typename T, typename Kv, int kHeadDim, int kTiles>
-__device__ inline void attend_items(const PagedAttentionArgs& args,
-                                    const DecodeItem* items,
-                                    int count,
-                                    RowView<const T> queries,
-                                    const Kv* k_cache,
-                                    const Kv* v_cache,
-                                    RowView<T> out) {
-  extern __shared__ float4 piece_memory[];
-  float* results = reinterpret_cast<float*>(piece_memory);
-  const int kv_head = static_cast<int>(blockIdx.x);
-  Softmax<T, Kv, kHeadDim, kTiles> softmax;
-  // This warp's first keys of an item.
-  auto first_of = [](const DecodeItem& item) {
-    return item.begin + static_cast<int>(threadIdx.x) / kWarpSize * kDecodeKeys;
-  };
-  // Where it has none, the item's: registers that might keep what they have would not be free in between.
-  auto with_first_round = [&](const DecodeItem& item, auto&& take) {
-    const int first = first_of(item);
-    Pages<kHeadDim> pages(args, item.sequence, kv_head, first < item.end ? first : item.begin);
-    pages.ask();
-    take(k_cache + pages.place(), v_cache + pages.place());
-  };
-  auto load = [&](const Kv* k, const Kv* v) {
-    softmax.load_k(k);
-    softmax.load_v(v);
-  };
-  const bool older = first_of(items[0]) + kDecodeKeys <= items[0].context - items[0].num_queries;
-  if (older) with_first_round(items[0], load);
-  // The weights that the next kernel asks for queue up behind these keys.
-  let_next_start();
-  if (args.beside_prompts) {
-    __threadfence();  // what this multiprocessor still caches of the memory of q is the layer's before
-  } else {
-    wait_for_previous();
-  }
-  if (!older) with_first_round(items[0], load);
-#pragma unroll 1
-  for (int i = 0;;) {
-    const DecodeItem& item = items[i];
-    const AttentionRows rows{
-        item.sequence, item.query_start, item.num_queries * args.group, item.context, item.num_queries};
-    softmax.start(args, queries, rows, kv_head, 0);
-    const Pages<kHeadDim> pages(args, item.sequence, kv_head, first_of(item));
-    softmax.run(pages, k_cache, v_cache, first_of(item), item.end, rows.context, args.scale);
-    softmax.finish();
-    if (++i < count)
-      with_first_round(items[i], [](const Kv* k, const Kv* v) { prefetch_round<kHeadDim>(k, v); });
-    keep_result(softmax, rows, results);
-    __syncthreads();
-    merge_results<T, kHeadDim>(args, item, rows, kv_head, results, out);
-    if (i == count) return;
-    __syncthreads();  // the results have been read
-    with_first_round(items[i], load);
-  }
-}
-
-// Grid: kv heads × blocks of each.
+// Grid: kv heads × decode items, so that blocks without work come last.
 template <typename T, typename Kv, int kHeadDim, int kTiles>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) attend_decodes(
     PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
   // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
   // beginning of the step that wait for all in front of them: they are there before any wait of this one.
-  const int block = static_cast<int>(blockIdx.y);
-  const int first = args.plan.first_decode[block];
-  const int count = args.plan.first_decode[block + 1] - first;
-  if (count > 0)
-    attend_items<T, Kv, kHeadDim, kTiles>(
-        args, args.plan.decode + first, count, queries, k_cache, v_cache, out);
+  const DecodeItem item = args.plan.decode[blockIdx.y];
+  if (item.sequence >= 0) attend_item<T, Kv, kHeadDim, kTiles>(args, item, queries, k_cache, v_cache, out);
   // One block that waits is enough to order the kernels behind. Where few have work, the others keep places
   // of processors, so that those few spread; but not beside prompts.
   if (!args.beside_prompts || blockIdx.x + blockIdx.y == 0) wait_for_previous();
@@ -482,13 +405,14 @@ void launch_decodes(const PagedAttentionArgs& args, const AttentionParams& param
   // Of a tile: eight rows, a piece for every eight dimensions.
   constexpr int kResults = kDecodeWarps * kTiles * kHeadDim * kPieceFloats * static_cast<int>(sizeof(float));
   auto* kernel = attend_decodes<T, Kv, kHeadDim, kTiles>;
-  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kResults);
   const OverlappedLaunch how{
-      .grid = dim3(static_cast<unsigned>(args.num_kv_heads), static_cast<unsigned>(args.plan.decode_blocks)),
+      .grid = dim3(static_cast<unsigned>(args.num_kv_heads), static_cast<unsigned>(args.plan.num_decode)),
       .threads = kThreads,
       .stream = stream,
-      .shared_bytes = kResults,
+      .shared_bytes =
+          args.plan.decode_residents < kDecodeResidents ? std::max(kResults, kBytesForTwo) : kResults,
       .early = args.beside_prompts || args.plan.decodes_early};
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
   (void)launch_overlapped(kernel,
                           how,
                           args,
@@ -511,9 +435,9 @@ cudaError_t launch(const PagedAttentionArgs& args,
     const cudaError_t error = hopper.launch<T, Kv, kHeadDim>(args, params, stream);
     if (error != cudaSuccess) return error;
   }
-  if (plan.decode_blocks > 0 && plan.decode_rows == 8)
+  if (plan.num_decode > 0 && plan.decode_rows == 8)
     launch_decodes<T, Kv, kHeadDim, 1>(of_decodes, params, stream);
-  if (plan.decode_blocks > 0 && plan.decode_rows > 8)
+  if (plan.num_decode > 0 && plan.decode_rows > 8)
     launch_decodes<T, Kv, kHeadDim, 2>(of_decodes, params, stream);
   if (plan.num_prompt > 0 && !of_decodes.beside_prompts) {
     launch_attend_prompts<T, Kv, kHeadDim>(args,
@@ -541,14 +465,11 @@ cudaError_t attention_tensor_cores(const AttentionPlan& plan,
         num_sequences,
         plan.num_tokens,
         plan.num_sequences);
-  const auto block_size = static_cast<int>(params.k_cache.dim(2));
   const PagedAttentionArgs args{.block_tables = params.block_tables.as<int32_t>(),
                                 .table_stride = params.block_tables.stride(0),
                                 .num_kv_heads = params.num_kv_heads,
                                 .group = params.num_heads / params.num_kv_heads,
-                                .block_size = block_size,
-                                .round_blocks = kRoundKeys / block_size,
-                                .round_rest = kRoundKeys % block_size,
+                                .block_size = static_cast<int>(params.k_cache.dim(2)),
                                 .block_stride = params.k_cache.stride(0),
                                 .head_stride = params.k_cache.stride(1),
                                 .scale = params.scale * kLog2E,

@@ -1,8 +1,7 @@
-// Shares of decoding sequences and tiles of prompts, one block for the whole step. Few sequences' contexts
-// are cut into shares of equal length, as many as fill the device, one a block ("Flash-Decoding", Dao et al.
-// 2023). Of more than there are places for they are laid end to end and dealt out evenly, wherever one ends
-// and the next begins (Sanovar et al. 2024, "LeanAttention"). Tiles of prompts are sorted, the longest first,
-// so that however they are dealt out the last to end are short.
+// Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's
+// context is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
+// Tiles of prompts are sorted, the longest first, so that however they are dealt out the last to end are
+// short.
 #include <algorithm>
 #include <climits>
 
@@ -16,9 +15,7 @@ namespace {
 
 constexpr int kPlanThreads = 256;
 constexpr int64_t kProcessors = 132;  // of an H100 or H200
-constexpr int64_t kPlaces = kDecodeResidents * kProcessors;
-// Beside prompts, which leave some of the places: blocks of smaller shares fill whichever there are.
-constexpr int64_t kBlocksBesidePrompts = 2 * kPlaces;
+constexpr int64_t kTargetBlocks = kDecodeResidents * kProcessors;
 constexpr int kShareGranule = kDecodeWarps * kDecodeKeys;  // keys
 constexpr int kMaxDecodeRows = 16;
 constexpr int kMaxHeadDim = 128;
@@ -26,15 +23,23 @@ constexpr int64_t kAlignment = 256;
 
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
 
-int decode_blocks(int64_t blocks, int num_kv_heads) {
-  return static_cast<int>(std::max<int64_t>(1, blocks / num_kv_heads));
+// Shares of all sequences together, if each has at least one.
+int64_t most_decode_items(int64_t num_sequences, int64_t num_kv_heads) {
+  return ceil_div(kTargetBlocks, num_kv_heads) + num_sequences;
 }
-// An item ends with its block's work or with its sequence.
-constexpr int64_t most_decode_items(int64_t blocks, int64_t num_sequences) { return blocks + num_sequences; }
-// Only sequences of two shares or more leave partial results: of each block at most the first and the last.
-constexpr int64_t kMaxPartials = 2 * kBlocksBesidePrompts;  // (slot, kv head) pairs
-// Decoding sequences that fill the device without being cut.
-int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kPlaces / 2, num_kv_heads); }
+// Only sequences of two shares or more leave partial results: no more than twice as many as there are blocks.
+constexpr int64_t kMaxPartials = 4 * kTargetBlocks;  // (slot, kv head) pairs
+int64_t most_partials(int64_t num_kv_heads) {
+  return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads;
+}
+// Decoding sequences that are not cut any more.
+int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
+// Blocks that a processor is to have at a time. Of a few more than one round has room for, a second round would
+// have a few: two rounds of fewer each are fuller.
+int residents_of(int64_t blocks) {
+  constexpr int kFewer = kDecodeResidents - 1;
+  return blocks > kTargetBlocks && blocks <= 2 * kFewer * kProcessors ? kFewer : kDecodeResidents;
+}
 int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group, int64_t rows) {
   return ceil_div(num_tokens * group, rows) + std::min(num_sequences, num_tokens);
 }
@@ -85,15 +90,14 @@ int blocks_beside_decodes(const StepWork& work, int processors) {
 
 // Where each part lies. The counters stand first: they are never anything else, since they have to be zero.
 struct Parts {
-  int64_t decode, first_decode, prompt, partial, bytes;
+  int64_t decode, prompt, partial, bytes;
 };
 Parts parts_of(const OpStateOptions& options) {
   Parts parts{};
   parts.decode = aligned(kMaxPartials * int64_t{sizeof(int32_t)});
   // One kv head is the worst case for shares, the widest group for tiles.
-  parts.first_decode = parts.decode + aligned(most_decode_items(kBlocksBesidePrompts, options.max_sequences) *
-                                              int64_t{sizeof(DecodeItem)});
-  parts.prompt = parts.first_decode + aligned((kBlocksBesidePrompts + 1) * int64_t{sizeof(int32_t)});
+  parts.prompt =
+      parts.decode + aligned(most_decode_items(options.max_sequences, 1) * int64_t{sizeof(DecodeItem)});
   parts.partial =
       parts.prompt +
       aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows, kPromptRows) *
@@ -106,6 +110,7 @@ struct PlanArgs {
   const int32_t* query_starts;
   const int32_t* context_lens;
   int num_sequences;
+  int num_kv_heads;
   int group;
   int decode_rows;
   int prompt_rows;
@@ -172,9 +177,9 @@ __device__ void sort_prompts(const PlanArgs& args, const AttentionPlan& plan) {
   each_prompt_item(args, [&](const PromptItem& item) { plan.prompt[atomicAdd(place_of(item), 1)] = item; });
 }
 
-// The shortest share, in granules, from `least` on with which there are no more shares than `blocks`; 0 where
-// that would be too long. Each thread tries one. All threads call it.
-__device__ int granules_of_equal_shares(const PlanArgs& args, int least, int blocks) {
+// The shortest share, in granules, from `least` on with which there are no more shares than `blocks`, so that
+// none waits for a place; `least` where that would be too long. Each thread tries one. All threads call it.
+__device__ int granules_in_one_round(const PlanArgs& args, int least, int blocks) {
   __shared__ int keys[kPlanThreads];
   const int thread = static_cast<int>(threadIdx.x);
   keys[thread] = work_of(args, thread).keys;
@@ -185,82 +190,57 @@ __device__ int granules_of_equal_shares(const PlanArgs& args, int least, int blo
   int shares = tries ? 0 : INT_MAX;
   for (int s = 0; tries && s < args.num_sequences; ++s) shares += (keys[s] + share - 1) / share;
   const int found = block_reduce(shares <= blocks ? granules : INT_MAX, MinOp());
-  return found == INT_MAX ? 0 : found;
-}
-
-// How contexts are cut.
-struct Cuts {
-  int granules;  // of a share, and of a block's work
-  // Contexts are laid end to end, and cut where a block's work ends; otherwise each one is cut by itself, and
-  // a block has one share.
-  bool dealt;
-};
-// All threads call it.
-__device__ Cuts choose_cuts(const PlanArgs& args, int blocks) {
-  int64_t granules = 0;
-  int64_t keys = 0;
-  int longest = 0;
-  int decodes = 0;
-  for (int s = static_cast<int>(threadIdx.x); s < args.num_sequences; s += kPlanThreads) {
-    const int of_this = work_of(args, s).keys;
-    keys += of_this;
-    granules += (of_this + kShareGranule - 1) / kShareGranule;
-    longest = max(longest, of_this);
-    decodes += of_this > 0 ? 1 : 0;
-  }
-  keys = block_reduce(keys, AddOp());
-  granules = block_reduce(granules, AddOp());
-  longest = block_reduce(longest, MaxOp());
-  decodes = block_reduce(decodes, AddOp());
-  const int even = max(1, static_cast<int>((granules + blocks - 1) / blocks));
-  if (decodes > blocks) return {even, true};
-  // As they are, many sequences of about one length keep all busy for about one time.
-  if (decodes >= args.many && 4 * static_cast<int64_t>(longest) * decodes <= 5 * keys)
-    return {(longest + kShareGranule - 1) / kShareGranule, false};
-  const int found = args.num_sequences <= kPlanThreads ? granules_of_equal_shares(args, even, blocks) : 0;
-  return found > 0 ? Cuts{found, false} : Cuts{even, true};
+  return found == INT_MAX ? least : found;
 }
 
 __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, AttentionPlan plan) {
   const int thread = static_cast<int>(threadIdx.x);
-  if (plan.decode_blocks > 0) {
-    const Cuts cuts = choose_cuts(args, plan.decode_blocks);
-    int first_granule = 0;  // of the first sequence of these, where they lie end to end
-    int first_item = 0;
-    int first_slot = 0;
-    for (int first = 0; first < args.num_sequences; first += kPlanThreads) {
-      const int s = first + thread;
-      const SequenceWork work = work_of(args, s);
-      const int granules = (work.keys + kShareGranule - 1) / kShareGranule;
-      const int at = first_granule + block_exclusive_sum(granules);
-      const int into_block = cuts.dealt ? at % cuts.granules : 0;
-      const int splits = granules > 0 ? (into_block + granules + cuts.granules - 1) / cuts.granules : 0;
-      const int slots = splits > 1 ? splits : 0;
-      const int item = first_item + block_exclusive_sum(splits);
-      const int slot = first_slot + block_exclusive_sum(slots);
-      for (int i = 0; i < splits; ++i) {
-        const int begin = max(0, i * cuts.granules - into_block);
-        const int end = (i + 1) * cuts.granules - into_block;
-        plan.decode[item + i] = {.sequence = s,
-                                 .begin = begin * kShareGranule,
-                                 .end = min(work.keys, end * kShareGranule),
-                                 .split = i,
-                                 .num_splits = splits,
-                                 .first_slot = slot,
-                                 .query_start = args.query_starts[s],
-                                 .num_queries = args.query_starts[s + 1] - args.query_starts[s],
-                                 .context = work.keys};
-        if (!cuts.dealt) plan.first_decode[item + i] = item + i;
-        if (cuts.dealt && (i > 0 || into_block == 0)) plan.first_decode[at / cuts.granules + i] = item + i;
-      }
-      first_granule += block_reduce(granules, AddOp());
-      first_item += block_reduce(splits, AddOp());
-      first_slot += block_reduce(slots, AddOp());
-    }
-    const int used = cuts.dealt ? (first_granule + cuts.granules - 1) / cuts.granules : first_item;
-    for (int block = used + thread; block <= plan.decode_blocks; block += kPlanThreads)
-      plan.first_decode[block] = first_item;
+  int64_t keys = 0;
+  int longest = 0;
+  int decodes = 0;
+  for (int s = thread; s < args.num_sequences; s += kPlanThreads) {
+    const int of_this = work_of(args, s).keys;
+    keys += of_this;
+    longest = max(longest, of_this);
+    decodes += of_this > 0 ? 1 : 0;
   }
+  const int64_t all_keys = block_reduce(keys, AddOp());
+  longest = block_reduce(longest, MaxOp());
+  decodes = block_reduce(decodes, AddOp());
+  const int blocks = max(1, static_cast<int>(kTargetBlocks) / args.num_kv_heads);
+  const int wanted = static_cast<int>((all_keys + blocks - 1) / blocks);
+  int granules = max(1, (wanted + kShareGranule - 1) / kShareGranule);
+  if (granules > 1 && decodes <= blocks && args.num_sequences <= kPlanThreads)
+    granules = granules_in_one_round(args, granules, blocks);
+  int share = granules * kShareGranule;
+  // As they are, many sequences of about one length keep all busy for about one time.
+  if (decodes >= args.many && 4 * static_cast<int64_t>(longest) * decodes <= 5 * all_keys)
+    share = max(share, longest);
+
+  int item_base = 0;
+  int slot_base = 0;
+  for (int first = 0; first < args.num_sequences; first += kPlanThreads) {
+    const int s = first + thread;
+    const SequenceWork work = work_of(args, s);
+    const int splits = (work.keys + share - 1) / share;
+    const int slots = splits > 1 ? splits : 0;
+    const int item = item_base + block_exclusive_sum(splits);
+    const int slot = slot_base + block_exclusive_sum(slots);
+    for (int i = 0; i < splits; ++i) {
+      plan.decode[item + i] = {.sequence = s,
+                               .begin = i * share,
+                               .end = min(work.keys, (i + 1) * share),
+                               .split = i,
+                               .num_splits = splits,
+                               .first_slot = slot,
+                               .query_start = args.query_starts[s],
+                               .num_queries = args.query_starts[s + 1] - args.query_starts[s],
+                               .context = work.keys};
+    }
+    item_base += block_reduce(splits, AddOp());
+    slot_base += block_reduce(slots, AddOp());
+  }
+  for (int64_t i = item_base + thread; i < plan.num_decode; i += kPlanThreads) plan.decode[i].sequence = -1;
   if (plan.num_prompt > 0) sort_prompts(args, plan);
 }
 
@@ -292,21 +272,20 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   plan.prompt_heads = heads_in_cache(params);
   plan.prompt_rows = hopper_processors > 0 ? kHopperPromptRows : kPromptRows;
   plan.decodes_early = params.num_sequences < many_decodes(params.num_kv_heads);
-  plan.decode_blocks = decode_blocks(kPlaces, params.num_kv_heads);
+  plan.decode_residents = residents_of(params.num_sequences * params.num_kv_heads);
+  plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {
     const StepWork work = work_of_step(params, plan, group);
     plan.num_prompt = work.prompt_items;
     CHECK_LE(plan.num_prompt,
              most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows));
     plan.prompt_blocks = blocks_beside_decodes(work, hopper_processors);
-    if (plan.prompt_blocks > 0) plan.decode_blocks = decode_blocks(kBlocksBesidePrompts, params.num_kv_heads);
-    if (work.decodes == 0 && work.prompt_items > 0) plan.decode_blocks = 0;
+    if (work.decodes == 0 && work.prompt_items > 0) plan.num_decode = 0;
   }
-  CHECK_LE(plan.decode_blocks * params.num_kv_heads, kBlocksBesidePrompts);
+  CHECK_LE(most_partials(params.num_kv_heads), kMaxPartials);
   const Parts parts = parts_of(options);
   plan.finished = reinterpret_cast<int32_t*>(memory);
   plan.decode = reinterpret_cast<DecodeItem*>(memory + parts.decode);
-  plan.first_decode = reinterpret_cast<int32_t*>(memory + parts.first_decode);
   plan.prompt = reinterpret_cast<PromptItem*>(memory + parts.prompt);
   plan.partial = reinterpret_cast<float*>(memory + parts.partial);
   return plan;
@@ -318,6 +297,7 @@ cudaError_t launch_attention_plan(const AttentionPlan& plan,
   const PlanArgs args{.query_starts = i32_vector(params.query_starts, params.num_sequences + 1),
                       .context_lens = i32_vector(params.context_lens, params.num_sequences),
                       .num_sequences = static_cast<int>(params.num_sequences),
+                      .num_kv_heads = params.num_kv_heads,
                       .group = params.num_heads / params.num_kv_heads,
                       .decode_rows = plan.decode_rows,
                       .prompt_rows = plan.prompt_rows,

@@ -1,5 +1,5 @@
 // What the device works out once a step for attention on tensor cores: which block works on what. Blocks find
-// their work in lists, so that grids of a step of decodes are the same whatever it has and a graph can
+// their work in lists, so that grids of a step of decodes depend on its padded size alone and a graph can
 // replay.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace llm_dist::kernels {
 
 class HopperPrompts;
 
-// A share of a decoding sequence's context.
+// A share of a decoding sequence's context. `sequence` is −1 where a list has come to its end.
 struct DecodeItem {
   int32_t sequence;
   int32_t begin;  // keys [begin, end)
@@ -48,15 +48,14 @@ struct AttentionPlan {
   // Blocks of HopperPrompts, each on a processor of its own: all processors, or, beside decodes, so many that
   // both end at about the same time.
   int prompt_blocks = 0;
-  // Whether blocks of decodes come while the kernel in front ends, and read ahead. Not those of many
-  // sequences, which gain less by that than they lose by crowding onto the processors that it leaves first:
-  // docs/kernels.md.
+  // Whether blocks of decodes come while the kernel in front ends, and read ahead. Not those of many sequences:
+  // they gain less by that than they lose by crowding onto the processors that it leaves first
+  // (docs/kernels.md).
   bool decodes_early = true;
-  int decode_blocks = 0;   // of a kv head; none where the host knows that nothing decodes
+  int decode_residents = 0;  // decode blocks that a processor has at a time
+  int64_t num_decode = 0;  // items, −1 ones included; without prompts at least one, otherwise maybe none
   int64_t num_prompt = 0;  // items
   DecodeItem* decode = nullptr;
-  int32_t* first_decode =
-      nullptr;  // [decode_blocks + 1]: block b has items [first_decode[b], first_decode[b + 1])
   PromptItem* prompt = nullptr;  // those that see the most keys first
   float* partial = nullptr;      // [slots, num_kv_heads, decode_rows, head_dim + 2]
   int32_t* finished = nullptr;   // [slots, num_kv_heads]: splits of a sequence that have written theirs; zero
@@ -68,7 +67,8 @@ inline constexpr int kHopperPromptRows = 128;
 inline constexpr int kHopperPromptKeys = 128;  // of a tile
 inline constexpr int kDecodeKeys = 16;         // of a warp's round
 inline constexpr int kDecodeWarps = 4;         // of a block
-inline constexpr int kDecodeResidents = 3;     // blocks that a processor has at a time
+// Decode blocks that a processor has at a time, unless it is to have fewer.
+inline constexpr int kDecodeResidents = 3;
 
 // Device memory that the plans of this state's steps need; zeroed when it is allocated.
 int64_t attention_plan_bytes(const OpStateOptions& options);

@@ -14,9 +14,6 @@ struct PagedAttentionArgs {
   int num_kv_heads;
   int group;
   int block_size;
-  // What a warp of decodes goes on by: blocks, and keys.
-  int round_blocks;
-  int round_rest;
   int64_t block_stride;  // of the caches, in elements
   int64_t head_stride;
   float scale;  // times log2(e)

@@ -1,5 +1,5 @@
-// The second-level cache, on purpose. Loads past the first-level one: what that holds may be older than what
-// other blocks have written since, those of a kernel that ran beside this one's beginning (overlap.cuh) too.
+// Loads past the first-level cache: what that holds may be older than what other blocks have written since,
+// those of a kernel that ran beside this one's beginning (overlap.cuh) too.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,11 +17,6 @@ __device__ inline Vec load_from_second_level(const Vec* from) {
                : "l"(from)
                : "memory");
   return *reinterpret_cast<const Vec*>(&raw);
-}
-
-// Brings the line of `address` there, for a load that follows.
-__device__ inline void prefetch_line(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 }  // namespace llm_dist::kernels
