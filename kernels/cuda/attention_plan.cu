@@ -1,7 +1,7 @@
 // Splits of decoding sequences and tiles of prompts, one block for the whole step. A decoding sequence's
 // context is cut into shares of equal length, as many as fill the device ("Flash-Decoding", Dao et al. 2023).
-// Tiles of prompts are sorted, the longest first, so that however they are dealt out the last to end are
-// short.
+// Many sequences, and tiles of prompts, are sorted, the longest first, so that however they are dealt out the
+// last to end are short.
 #include <algorithm>
 #include <climits>
 
@@ -34,8 +34,8 @@ int64_t most_partials(int64_t num_kv_heads) {
 }
 // Decoding sequences that are not cut any more.
 int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
-// Blocks that a processor is to have at a time. Of a few more than one round has room for, a second round would
-// have a few: two rounds of fewer each are fuller.
+// Blocks that a processor is to have at a time. Of a few more than one round has room for, a second round
+// would have a few: two rounds of fewer each are fuller.
 int residents_of(int64_t blocks) {
   constexpr int kFewer = kDecodeResidents - 1;
   return blocks > kTargetBlocks && blocks <= 2 * kFewer * kProcessors ? kFewer : kDecodeResidents;
@@ -90,14 +90,15 @@ int blocks_beside_decodes(const StepWork& work, int processors) {
 
 // Where each part lies. The counters stand first: they are never anything else, since they have to be zero.
 struct Parts {
-  int64_t decode, prompt, partial, bytes;
+  int64_t decode, order, prompt, partial, bytes;
 };
 Parts parts_of(const OpStateOptions& options) {
   Parts parts{};
   parts.decode = aligned(kMaxPartials * int64_t{sizeof(int32_t)});
   // One kv head is the worst case for shares, the widest group for tiles.
-  parts.prompt =
+  parts.order =
       parts.decode + aligned(most_decode_items(options.max_sequences, 1) * int64_t{sizeof(DecodeItem)});
+  parts.prompt = parts.order + aligned(options.max_sequences * int64_t{sizeof(int32_t)});
   parts.partial =
       parts.prompt +
       aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows, kPromptRows) *
@@ -148,21 +149,22 @@ __device__ void each_prompt_item(const PlanArgs& args, Run&& run) {
   }
 }
 
-// By counting those of about one length. All threads call it.
-__device__ void sort_prompts(const PlanArgs& args, const AttentionPlan& plan) {
+// Calls put(place, item) for each item, those with the most keys first, by counting those with about as many:
+// each(run) calls run(item, keys) for all of them, whenever it is called. All threads call it.
+template <typename Each, typename Put>
+__device__ void longest_first(Each&& each, Put&& put) {
   constexpr int kEach = 4;  // lengths of a thread
   constexpr int kLengths = kEach * kPlanThreads;
   __shared__ int places[kLengths];  // of items of a length: how many there are, then where the next one goes
   const int thread = static_cast<int>(threadIdx.x);
-  auto keys_of_item = [&](const PromptItem& item) { return keys_of(item, args.group, args.prompt_rows); };
   int most = 0;
-  each_prompt_item(args, [&](const PromptItem& item) { most = max(most, keys_of_item(item)); });
+  each([&](const auto&, int keys) { most = max(most, keys); });
   most = block_reduce(most, MaxOp());
   const int step = max(kHopperPromptKeys, most / kLengths + 1);
-  auto place_of = [&](const PromptItem& item) { return places + (most - keys_of_item(item)) / step; };
+  auto place_of = [&](int keys) { return places + (most - keys) / step; };
   for (int i = thread; i < kLengths; i += kPlanThreads) places[i] = 0;
   __syncthreads();
-  each_prompt_item(args, [&](const PromptItem& item) { atomicAdd(place_of(item), 1); });
+  each([&](const auto&, int keys) { atomicAdd(place_of(keys), 1); });
   __syncthreads();
   int* of_thread = places + kEach * thread;
   int sum = 0;
@@ -174,7 +176,24 @@ __device__ void sort_prompts(const PlanArgs& args, const AttentionPlan& plan) {
     first += count;
   }
   __syncthreads();
-  each_prompt_item(args, [&](const PromptItem& item) { plan.prompt[atomicAdd(place_of(item), 1)] = item; });
+  each([&](const auto& item, int keys) { put(atomicAdd(place_of(keys), 1), item); });
+  __syncthreads();
+}
+
+__device__ void sort_prompts(const PlanArgs& args, const AttentionPlan& plan) {
+  auto each = [&](auto&& run) {
+    each_prompt_item(args,
+                     [&](const PromptItem& item) { run(item, keys_of(item, args.group, args.prompt_rows)); });
+  };
+  longest_first(each, [&](int place, const PromptItem& item) { plan.prompt[place] = item; });
+}
+
+__device__ void sort_sequences(const PlanArgs& args, const AttentionPlan& plan) {
+  auto each = [&](auto&& run) {
+    for (int s = static_cast<int>(threadIdx.x); s < args.num_sequences; s += kPlanThreads)
+      run(s, work_of(args, s).keys);
+  };
+  longest_first(each, [&](int place, int sequence) { plan.order[place] = sequence; });
 }
 
 // The shortest share, in granules, from `least` on with which there are no more shares than `blocks`, so that
@@ -217,10 +236,13 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
   if (decodes >= args.many && 4 * static_cast<int64_t>(longest) * decodes <= 5 * all_keys)
     share = max(share, longest);
 
+  // The blocks of few sequences begin together.
+  const bool sorted = args.num_sequences >= args.many;
+  if (sorted) sort_sequences(args, plan);
   int item_base = 0;
   int slot_base = 0;
   for (int first = 0; first < args.num_sequences; first += kPlanThreads) {
-    const int s = first + thread;
+    const int s = sorted && first + thread < args.num_sequences ? plan.order[first + thread] : first + thread;
     const SequenceWork work = work_of(args, s);
     const int splits = (work.keys + share - 1) / share;
     const int slots = splits > 1 ? splits : 0;
@@ -286,6 +308,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   const Parts parts = parts_of(options);
   plan.finished = reinterpret_cast<int32_t*>(memory);
   plan.decode = reinterpret_cast<DecodeItem*>(memory + parts.decode);
+  plan.order = reinterpret_cast<int32_t*>(memory + parts.order);
   plan.prompt = reinterpret_cast<PromptItem*>(memory + parts.prompt);
   plan.partial = reinterpret_cast<float*>(memory + parts.partial);
   return plan;

@@ -48,14 +48,15 @@ struct AttentionPlan {
   // Blocks of HopperPrompts, each on a processor of its own: all processors, or, beside decodes, so many that
   // both end at about the same time.
   int prompt_blocks = 0;
-  // Whether blocks of decodes come while the kernel in front ends, and read ahead. Not those of many sequences:
-  // they gain less by that than they lose by crowding onto the processors that it leaves first
+  // Whether blocks of decodes come while the kernel in front ends, and read ahead. Not those of many
+  // sequences: they gain less by that than they lose by crowding onto the processors that it leaves first
   // (docs/kernels.md).
   bool decodes_early = true;
   int decode_residents = 0;  // decode blocks that a processor has at a time
-  int64_t num_decode = 0;  // items, −1 ones included; without prompts at least one, otherwise maybe none
-  int64_t num_prompt = 0;  // items
-  DecodeItem* decode = nullptr;
+  int64_t num_decode = 0;    // items, −1 ones included; without prompts at least one, otherwise maybe none
+  int64_t num_prompt = 0;    // items
+  DecodeItem* decode = nullptr;  // of many sequences those with the longest contexts first
+  int32_t* order = nullptr;      // memory for the order of sequences
   PromptItem* prompt = nullptr;  // those that see the most keys first
   float* partial = nullptr;      // [slots, num_kv_heads, decode_rows, head_dim + 2]
   int32_t* finished = nullptr;   // [slots, num_kv_heads]: splits of a sequence that have written theirs; zero
