@@ -213,13 +213,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #endif
 }
 
-// with_stages_of_parts(shape, pairs, run): calls run(T(), Stages()) with what a shape takes in parts.
+// with_stages_of_parts(shape, strips, run): calls run(T(), Stages()) with what a shape takes in parts of
+// strips, wide or not, wide ones in pairs or not.
 template <typename Run>
-cudaError_t with_stages_of_parts(const MatmulShape& shape, bool pairs, Run&& run) {
+cudaError_t with_stages_of_parts(const MatmulShape& shape, const StreamedDivision& strips, Run&& run) {
   if (shape.m <= kMostRowsOfNarrow) return with_stages(shape, run);
   auto with_type = [&](auto type) {
-    return pairs ? with_stages_of_many<2, true>(type, shape.m, run)
-                 : with_stages_of_many<1, true>(type, shape.m, run);
+    if (!strips.wide) return with_stages_of_many<1, 1, true>(type, shape.m, run);
+    return strips.pairs ? with_stages_of_many<2, 2, true>(type, shape.m, run)
+                        : with_stages_of_many<2, 1, true>(type, shape.m, run);
   };
   return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
 }
@@ -229,13 +231,17 @@ struct Cut {
   int64_t strips = 0;  // side by side, where blocks share x
   int64_t steps = 0;
   int64_t blocks = 0;  // of a processor
+  int most_parts = 0;  // that there is memory for
 };
 
-Cut cut_of(const MatmulShape& shape, bool pairs) {
+Cut cut_of(const MatmulShape& shape, const StreamedDivision& strips) {
   Cut cut;
-  (void)with_stages_of_parts(shape, pairs, [&](auto, auto stages) {
+  (void)with_stages_of_parts(shape, strips, [&](auto, auto stages) {
     using S = decltype(stages);
-    cut = {ceil_div(strips_of<S>(shape), S::kSharing), steps_of<S>(shape), S::kBlocks};
+    cut = {ceil_div(strips_of<S>(shape), S::kSharing),
+           steps_of<S>(shape),
+           S::kBlocks,
+           std::min(S::kMostParts, kMostParts / S::kSharing)};
     return cudaSuccess;
   });
   return cut;
@@ -275,6 +281,9 @@ std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels ke
     case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 2};
     case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 3};
     case LinearKernels::kPairsOfFourParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 4};
+    case LinearKernels::kTwoNarrowParts: return StreamedDivision{.parts = 2};
+    case LinearKernels::kThreeNarrowParts: return StreamedDivision{.parts = 3};
+    case LinearKernels::kFourNarrowParts: return StreamedDivision{.parts = 4};
     default: return std::nullopt;
   }
 }
@@ -287,7 +296,7 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
   if (division.form != StreamedDivision::Form::kParts)
     return launch_even_linear(device_, shape, operands, division, memory, stream);
   const StreamCall call{device_.encoder, shape, operands, memory, stream};
-  return with_stages_of_parts(shape, division.pairs, [&](auto type, auto stages) {
+  return with_stages_of_parts(shape, division, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
     const int cluster = division.parts * S::kSharing;
@@ -319,27 +328,29 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
 bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& division) const {
   const bool many = shape.m > kMostRowsOfNarrow;
   const auto& [form, wide, pairs, parts] = division;
-  if ((many && !wide) || (pairs && !many)) return false;
+  if (pairs && !(many && wide)) return false;
   switch (form) {
-    case StreamedDivision::Form::kParts:
-      return wide == many && parts >= 1 && parts * (pairs ? 2 : 1) <= kMostParts &&
-             parts <= cut_of(shape, pairs).steps;
+    case StreamedDivision::Form::kParts: {
+      const Cut cut = cut_of(shape, division);
+      return (many || !wide) && parts >= 1 && parts <= cut.most_parts && parts <= cut.steps;
+    }
     case StreamedDivision::Form::kEven:
-    case StreamedDivision::Form::kWhole: return parts == 1 && takes_even_strips(device_, shape, division);
+    case StreamedDivision::Form::kWhole:
+      return (wide || !many) && parts == 1 && takes_even_strips(device_, shape, division);
   }
   return false;  // of a file that was damaged
 }
 
-int StreamedLinear::most_parts(const MatmulShape& shape, bool pairs) const {
-  const Cut cut = cut_of(shape, pairs);
-  const int sharing = pairs ? 2 : 1;
+int StreamedLinear::most_parts(const MatmulShape& shape, const StreamedDivision& strips) const {
+  const Cut cut = cut_of(shape, strips);
+  const int sharing = strips.pairs ? 2 : 1;
   const int64_t least_columns = shape.m > kMostRowsOfNarrow ? kLeastColumnsOfWide : kLeastColumns;
   auto fits = [&](int parts) {
     return cut.strips <= clusters_[static_cast<size_t>(parts * sharing - 1)] * cut.blocks &&
            parts <= cut.steps && shape.k >= parts * least_columns;
   };
-  int parts = kMostParts / sharing;
-  while (parts > 1 && !fits(parts)) --parts;
+  int parts = cut.most_parts;
+  while (parts > 0 && !fits(parts)) --parts;
   return parts;
 }
 
@@ -352,13 +363,14 @@ std::vector<StreamedDivision> StreamedLinear::divisions(const MatmulShape& shape
   };
   if (shape.m > kMostRowsOfNarrow) {
     for (bool pairs : {false, true}) {
-      const int parts = most_parts(shape, pairs);
-      add({.form = parts > 1 ? kParts : kWhole, .wide = true, .pairs = pairs, .parts = parts});
+      const int parts = most_parts(shape, {.wide = true, .pairs = pairs});
+      add({.form = parts > 1 ? kParts : kWhole, .wide = true, .pairs = pairs, .parts = std::max(1, parts)});
     }
     for (bool pairs : {false, true}) add({.form = kEven, .wide = true, .pairs = pairs});
+    if (const int parts = most_parts(shape, {}); parts > 0) add({.parts = parts});
     return found;
   }
-  add({.parts = most_parts(shape, false)});
+  add({.parts = std::max(1, most_parts(shape, {}))});
   for (int parts = 1; parts <= kMostParts; parts *= 2) add({.parts = parts});
   add({.form = kEven});
   if (x_is_much(shape)) add({.form = kEven, .wide = true});

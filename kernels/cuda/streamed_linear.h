@@ -19,7 +19,7 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
-  static constexpr int kVersion = 15;
+  static constexpr int kVersion = 16;
 
   explicit StreamedLinear(const HopperDevice& device);
 
@@ -37,9 +37,10 @@ class StreamedLinear {
                      cudaStream_t stream) const;
 
  private:
-  // Of a strip, or of two that share x: as many as run at the same time, with columns enough for each. Of two
-  // blocks a processor, where W is in 8-bit floats, an estimate: twice as many clusters as of one.
-  int most_parts(const MatmulShape& shape, bool pairs) const;
+  // Of a strip, wide or not, or of two that share x: as many as run at the same time, with columns enough for
+  // each; 0 where not even whole ones do. Of two blocks a processor, where W is in 8-bit floats, an estimate:
+  // twice as many clusters as of one.
+  int most_parts(const MatmulShape& shape, const StreamedDivision& strips) const;
 
   HopperDevice device_;
   // How many clusters of 1, 2, .. blocks run at the same time.

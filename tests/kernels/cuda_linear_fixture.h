@@ -19,7 +19,10 @@ inline const std::vector<LinearKernels> kOwnKernels = {LinearKernels::kOwn,
                                                        LinearKernels::kThreeParts,
                                                        LinearKernels::kPairsOfParts,
                                                        LinearKernels::kPairsOfThreeParts,
-                                                       LinearKernels::kPairsOfFourParts};
+                                                       LinearKernels::kPairsOfFourParts,
+                                                       LinearKernels::kTwoNarrowParts,
+                                                       LinearKernels::kThreeNarrowParts,
+                                                       LinearKernels::kFourNarrowParts};
 
 class CudaLinearTest : public CudaOpTest {
  protected:
@@ -121,10 +124,15 @@ class CudaLinearTest : public CudaOpTest {
     constexpr int64_t kPairRows = 2 * 128;  // of W, of two wide strips
     constexpr int64_t kLeastPairs = 39;     // of processors, on the smallest GPU that these kernels run on
     constexpr int64_t kStep = 64;           // columns of a wide strip
+    constexpr int64_t kNarrowStep = 128;
     const bool many = m > 64;
     auto in_pairs = [&](int parts) -> std::optional<StreamedDivision> {
       if (!many || k <= (parts - 1) * kStep) return std::nullopt;
       return StreamedDivision{.wide = true, .pairs = true, .parts = parts};
+    };
+    auto narrow = [&](int parts) -> std::optional<StreamedDivision> {
+      if (!many || k <= (parts - 1) * kNarrowStep) return std::nullopt;
+      return StreamedDivision{.parts = parts};
     };
     switch (kernels) {
       case LinearKernels::kEven:
@@ -143,6 +151,9 @@ class CudaLinearTest : public CudaOpTest {
       case LinearKernels::kPairsOfParts: return in_pairs(2);
       case LinearKernels::kPairsOfThreeParts: return in_pairs(3);
       case LinearKernels::kPairsOfFourParts: return in_pairs(4);
+      case LinearKernels::kTwoNarrowParts: return narrow(2);
+      case LinearKernels::kThreeNarrowParts: return narrow(3);
+      case LinearKernels::kFourNarrowParts: return narrow(4);
       default: return std::nullopt;
     }
   }

@@ -128,7 +128,10 @@ INSTANTIATE_TEST_SUITE_P(Of,
                                          LinearKernels::kEvenPairs,
                                          LinearKernels::kWholePairs,
                                          LinearKernels::kThreeParts,
-                                         LinearKernels::kPairsOfParts));
+                                         LinearKernels::kPairsOfParts,
+                                         LinearKernels::kTwoNarrowParts,
+                                         LinearKernels::kThreeNarrowParts,
+                                         LinearKernels::kFourNarrowParts));
 
 TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {

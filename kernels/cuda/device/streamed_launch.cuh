@@ -21,10 +21,10 @@ constexpr int kPartsOf = std::is_same_v<T, __half> ? 3 : 2;
 // with_stages_of_many(T, rows, run): calls run(T, Stages()) with what more than 64 rows take. What is brought
 // of x, multiplied and passed on is as much as there is room for, whatever rows x has: so there are two
 // sizes.
-template <int kSharing, bool kDivided, typename T, typename Run>
+template <int kWarpgroups, int kSharing, bool kDivided, typename T, typename Run>
 cudaError_t with_stages_of_many(T type, int64_t rows, Run&& run) {
-  if (rows <= 96) return run(type, Stages<0, 96, 2, kSharing, kDivided>());
-  return run(type, Stages<0, 128, 2, kSharing, kDivided>());
+  if (rows <= 96) return run(type, Stages<0, 96, kWarpgroups, kSharing, kDivided>());
+  return run(type, Stages<0, 128, kWarpgroups, kSharing, kDivided>());
 }
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
@@ -33,7 +33,7 @@ cudaError_t with_stages_of_many(T type, int64_t rows, Run&& run) {
 template <int kParts, int kWarpgroups, int kSharing, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
   if constexpr (kParts == 0 && kWarpgroups == 2) {
-    if (rows > kMostRowsOfNarrow) return with_stages_of_many<kSharing, false>(type, rows, run);
+    if (rows > kMostRowsOfNarrow) return with_stages_of_many<2, kSharing, false>(type, rows, run);
   }
   if constexpr (kSharing == 1) {
     if constexpr (kWarpgroups == 1) {

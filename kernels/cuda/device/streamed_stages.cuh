@@ -23,16 +23,18 @@ constexpr int kGroupRows = 8;           // of W, side by side in a gated strip
 
 // Of more tokens y is stored by way of shared memory.
 constexpr int kMostRowsStoredAsTheyLie = 32;
-// Of more, strips are wide: with narrow ones x would be more than twice the bytes of W.
+// Up to so many rows strips are narrow or wide; of more, narrow ones only where all of them find room at the
+// same time, since x would be up to twice the bytes of W.
 constexpr int kMostRowsOfNarrow = 64;
+constexpr int kMostNarrowPartsOfMany = 4;
 
 // Sums of a strip travel between blocks in groups, of eight tokens each: a vector for every thread of a warp.
 constexpr int kGroupBytes = kWarpSize * static_cast<int>(sizeof(float4));
-// Where several blocks add up so many groups, dealt out to them one after the other: what the others send one
-// of them, at most.
-constexpr int most_sent(int groups) {
+// Where up to so many blocks add up so many groups, dealt out to them one after the other: what the others
+// send one of them, at most.
+constexpr int most_sent(int groups, int most_parts) {
   int64_t most = 0;
-  for (int parts = 2; parts <= StreamedDivision::kMostParts; ++parts)
+  for (int parts = 2; parts <= most_parts; ++parts)
     most = std::max(most, (parts - 1) * ceil_div(groups, parts) * kGroupBytes);
   return static_cast<int>(most);
 }
@@ -76,13 +78,16 @@ struct Stages {
   static constexpr int kXBytes = kXRows * kRowBytes;
   static constexpr int kBytes = kBoxes * (kWeightBytes + kXBytes);
   // Behind the stages, where the blocks of a cluster send each other sums (streamed_linear.cu), and behind
-  // that where y of many tokens is turned (tiled_output.cuh). What narrow strips need of it is so little that
-  // it finds room beside kStageBytes.
+  // that where y of many tokens is turned (tiled_output.cuh). What narrow strips of few rows need of it is so
+  // little that it finds room beside kStageBytes.
+  static constexpr bool kMany = kTokens > kMostRowsOfNarrow;
   static constexpr bool kTiled = kTokens > kMostRowsStoredAsTheyLie;
   static constexpr int kTileBytes = 1024;  // of a warp
-  static constexpr int kSentBytes = kDivided ? most_sent(kWarps * kTokens / 8) : 0;
+  static constexpr int kMostParts =
+      kMany && kWarpgroups == 1 ? kMostNarrowPartsOfMany : StreamedDivision::kMostParts;
+  static constexpr int kSentBytes = kDivided ? most_sent(kWarps * kTokens / 8, kMostParts) : 0;
   static constexpr int kCount =
-      (kStageBytes / kBlocks - kTileAlignment - (kWarpgroups > 1 ? kSentBytes : 0)) / kBytes;
+      (kStageBytes / kBlocks - kTileAlignment - (kMany || kWarpgroups > 1 ? kSentBytes : 0)) / kBytes;
   static constexpr int kSharedBytes =
       kTileAlignment + kCount * kBytes + kSentBytes + (kTiled ? kWarps * kTileBytes : 0);
   // With barriers, and what a processor takes for itself of each block.
