@@ -1,12 +1,16 @@
 // The arithmetic behind `bench comm`, `bench kernels` and `bench latency`.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "launch/byte_size.h"
 #include "launch/collective_cases.h"
 #include "launch/decode_window.h"
 #include "launch/op_cost.h"
+#include "launch/random_lengths.h"
 #include "launch/stream_timer.h"
 
 namespace llm_dist::launch {
@@ -23,6 +27,35 @@ TEST(BusFactor, IsThatOfNcclTests) {
   }
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kBroadcast, 4), 1.0);
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kSendRecv, 2), 1.0);
+}
+
+std::vector<int> lengths_of(int mean, double ratio, int count) {
+  std::mt19937 random(1);
+  RandomLengths lengths(mean, ratio);
+  std::vector<int> drawn;
+  for (int i = 0; i < count; ++i) {
+    drawn.push_back(lengths.next(random));
+    EXPECT_LE(drawn.back(), lengths.longest());
+  }
+  return drawn;
+}
+
+TEST(RandomLengths, HaveTheMeanAndFillTheRange) {
+  const std::vector<int> drawn = lengths_of(1000, 0.9, 2000);
+  EXPECT_EQ(std::accumulate(drawn.begin(), drawn.end(), 0), 2000 * 1000);
+  const auto [least, most] = std::minmax_element(drawn.begin(), drawn.end());
+  EXPECT_GE(*least, 100);
+  EXPECT_LE(*least, 120);
+  EXPECT_LE(*most, 1900);
+  EXPECT_GE(*most, 1880);
+  EXPECT_EQ(drawn[0] + drawn[1], 2 * 1000);
+  EXPECT_NE(drawn[0], drawn[2]);
+  EXPECT_EQ(lengths_of(1000, 0.9, 2000), drawn) << "the same seed";
+}
+
+TEST(RandomLengths, AreAllTheMeanWithoutARange) {
+  EXPECT_EQ(lengths_of(7, 0, 5), std::vector<int>(5, 7));
+  EXPECT_EQ(lengths_of(1, 0.99, 5), std::vector<int>(5, 1));
 }
 
 // Prompts are read one a step; a step takes 10 ns for each sequence that decodes in it, and 100 ns besides.

@@ -208,6 +208,20 @@ TEST(Prompts, AreWordsWhereItDoesNot) {
   std::string text = json::parse(maker->make(1, 0).value()[0])["prompt"];
   EXPECT_EQ(std::count(text.begin(), text.end(), ' '), 11) << text;
   EXPECT_EQ(first_model(client, access).value(), "fake-model");
+  auto varied = PromptMaker::create(client, access, {.input_len = 12, .range_ratio = 0.5});
+  ASSERT_TRUE(varied.ok());
+  std::set<int64_t> lengths;
+  int64_t words = 0;
+  const std::vector<std::string> made = varied->make(20, 0).value();
+  for (const std::string& body : made) {
+    text = json::parse(body)["prompt"];
+    lengths.insert(1 + std::count(text.begin(), text.end(), ' '));
+    words += 1 + std::count(text.begin(), text.end(), ' ');
+  }
+  EXPECT_EQ(words, 20 * 12);
+  EXPECT_GE(*lengths.begin(), 6);
+  EXPECT_LE(*lengths.rbegin(), 18);
+  EXPECT_GT(lengths.size(), 4u);
 }
 
 TEST(Report, DistributionsAreThoseOfNumpy) {

@@ -184,6 +184,20 @@ class Bench(unittest.TestCase):
         self.assertNotIn("sample", steps["prompt of 64 tokens"])
         self.assertIn("of ceiling", done.stdout)
 
+    def test_kernels_of_unequal_contexts(self):
+        def attention_bytes(ratio, contexts):
+            result, _ = self.written(["bench", "kernels", harness.smollm(), "--batch", "1,4", "--input-len", 40,
+                                      "--random-range-ratio", ratio, *SMALL], "--save-result", np=1)
+            steps = {step["step"]: step["rows"] for step in result["steps"]}
+            return [next(row["bytes"] for row in steps[f"decode, batch {batch}, contexts of {contexts} tokens"]
+                         if row["op"] == "attention") for batch in (1, 4)]
+
+        alone, four = attention_bytes(0, "40")
+        unequal_alone, unequal_four = attention_bytes(0.9, "40 ± 90 %")
+        self.assertGreater(abs(unequal_alone / alone - 1), 0.1)
+        # As many on the mean, but for the steps that lead to the one that is timed.
+        self.assertAlmostEqual(unequal_four / four, 1, delta=0.1)
+
     def test_kernels_of_linear_layers_in_fp8(self):
         model = pathlib.Path(__file__).parent.parent / "golden/data/grouped"  # hidden 27, 9 × 16 heads, 50 inner
         result, _ = self.written(
