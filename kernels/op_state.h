@@ -16,8 +16,8 @@ namespace llm_dist::kernels {
 // same work; kEvenWide: with more rows of the matrix at a time; kEvenPairs: besides, two blocks bring each
 // other rows; kWholePairs: such pairs have rows of the matrix to themselves; kThreeParts: three blocks share
 // rows of the matrix; kPairsOfParts: two do, and bring rows to the two beside them; kPairsOfThreeParts and
-// kPairsOfFourParts: so many do; kTwoNarrowParts, kThreeNarrowParts and kFourNarrowParts: so many blocks
-// share half as many rows of the matrix.
+// kPairsOfFourParts: so many do; kNarrowStrips: each block has half as many rows of the matrix to itself;
+// kTwoNarrowParts, kThreeNarrowParts and kFourNarrowParts: so many blocks share those.
 enum class LinearKernels : uint8_t {
   kFastest,
   kLibrary,
@@ -30,6 +30,7 @@ enum class LinearKernels : uint8_t {
   kPairsOfParts,
   kPairsOfThreeParts,
   kPairsOfFourParts,
+  kNarrowStrips,
   kTwoNarrowParts,
   kThreeNarrowParts,
   kFourNarrowParts,

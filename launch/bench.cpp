@@ -46,12 +46,11 @@ void add_result_flag(CLI::App& app, std::string& result_file) {
   app.add_option("--save-result", result_file, "Write the figures as JSON to this file");
 }
 
-void add_range_ratio_flag(CLI::App& app, double& ratio) {
+void add_range_ratio_flag(CLI::App& app, double& ratio, const std::string& what) {
   app.add_option(
          "--random-range-ratio",
          ratio,
-         "Prompts have evenly from (1 - this) to (1 + this) times --input-len tokens, on the mean as many "
-         "as it says")
+         what + " have evenly from (1 - this) to (1 + this) times --input-len tokens, on the mean as many")
       ->check(CLI::Range(0.0, 0.99))
       ->capture_default_str();
 }

@@ -24,12 +24,13 @@ BenchCommand add_bench_serve(CLI::App& bench);
 struct LoadFlags {
   EngineFlags engine;
   int input_len = 128;
-  double range_ratio = 0;
+  double range_ratio = 0;  // of input_len: RandomLengths
   int output_len = 128;
   std::string progress_file;
 };
 void add_load_flags(CLI::App& app, LoadFlags& flags);
-void add_range_ratio_flag(CLI::App& app, double& ratio);
+// --random-range-ratio. `what` is as long as it says: the beginning of the help.
+void add_range_ratio_flag(CLI::App& app, double& ratio, const std::string& what = "Prompts");
 void add_result_flag(CLI::App& app, std::string& result_file);
 // Lets a step have all sequences of the largest batch.
 void make_room_for_batches(SchedulerFlags& scheduler, const std::vector<int>& batches);

@@ -8,6 +8,7 @@
 #include "launch/bench.h"
 #include "launch/ceilings.h"
 #include "launch/kernel_cases.h"
+#include "launch/random_lengths.h"
 #include "launch/step_driver.h"
 
 namespace llm_dist::launch {
@@ -92,12 +93,10 @@ Status measure_cases(KernelBench& bench, const std::vector<KernelCase>& cases, n
 Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape) {
   auto begin = [&] { bench.recorder.begin(); };
   auto end = [&] { bench.recorder.end(); };
-  std::string title = shape.decode
-                          ? format("decode, batch {}, contexts of {}{} tokens",
-                                   shape.batch,
-                                   shape.tokens,
-                                   shape.range_ratio > 0 ? format(" ± {} %", 100 * shape.range_ratio) : "")
-                          : format("prompt of {} tokens", shape.tokens);
+  std::string title = shape.decode ? format("decode, batch {}, contexts of {} tokens",
+                                            shape.batch,
+                                            length_text(shape.tokens, shape.range_ratio))
+                                   : format("prompt of {} tokens", shape.tokens);
   if (bench.process.leads()) print_header(title);
   nlohmann::json rows = nlohmann::json::array();
   RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
@@ -125,6 +124,7 @@ Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorde
   double footprint = std::min(kMostFootprintBytes, step_weight_bytes(process));
   KernelBench bench{process, ceilings, recorder, driver, timer, static_cast<int64_t>(footprint)};
   nlohmann::json result = nlohmann::json::parse(run_environment(process));
+  result["random_range_ratio"] = flags.range_ratio;
   result["ceilings"] = nlohmann::json::parse(ceilings_json(ceilings));
   if (process.leads()) std::printf("%s; rank 0's share of the model\n", describe(ceilings).c_str());
   for (int tokens : flags.input_lens) {
@@ -185,7 +185,7 @@ BenchCommand add_bench_kernels(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  add_range_ratio_flag(*app, flags->range_ratio);
+  add_range_ratio_flag(*app, flags->range_ratio, "Contexts of decode steps");
   add_result_flag(*app, flags->engine.result_file);
   app->footer(
       "Example:\n"

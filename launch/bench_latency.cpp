@@ -53,7 +53,7 @@ Status check_room(const LatencyFlags& flags, const engine::EngineOptions& option
   if (!decodes(flags)) return ok_status();
   for (int batch : flags.batches) {
     const int64_t outputs = output_len(flags, options, batch);
-    const int64_t longest = outputs + RandomLengths(flags.load.input_len, flags.load.range_ratio).longest();
+    const int64_t longest = outputs + longest_length(flags.load.input_len, flags.load.range_ratio);
     if (longest > options.max_model_len)
       return invalid_argument(
           format("a batch of {} needs sequences of {} tokens, some while the others' prompts are read: "
@@ -63,7 +63,10 @@ Status check_room(const LatencyFlags& flags, const engine::EngineOptions& option
                  options.max_model_len));
     // Before it lets a sequence begin, the scheduler wants half a block besides for each that runs.
     const int64_t tokens = outputs + flags.load.input_len;
-    const int64_t blocks = batch * ((tokens + options.block_size - 1) / options.block_size) + batch / 2;
+    // Of other lengths than the mean it may be one more, though all have as many tokens together.
+    const int64_t rounding = flags.load.range_ratio > 0 ? 1 : 0;
+    const int64_t blocks =
+        batch * ((tokens + options.block_size - 1) / options.block_size + rounding) + batch / 2;
     if (blocks > options.num_blocks)
       return invalid_argument(
           format("a batch of {} needs a KV cache of {} tokens, and there is memory for {}: fewer sequences "

@@ -13,6 +13,7 @@
 #include "launch/load_prompts.h"
 #include "launch/load_report.h"
 #include "launch/progress_bar.h"
+#include "launch/random_lengths.h"
 #include "launch/server_flags.h"
 #include "launch/shutdown_signal.h"
 #include "launch/whole_file.h"
@@ -189,12 +190,12 @@ Status ServeBench::run() {
   ASSIGN_OR_RETURN(PromptMaker prompts, PromptMaker::create(client_, server_, std::move(options)));
   RETURN_IF_ERROR(warm_up(prompts));
   if (interrupted_) return ok_status();
-  std::printf("%s, /v1/%s of %s; %s of %d, %d to generate\n\n",
+  std::printf("%s, /v1/%s of %s; %s of %s, %d to generate\n\n",
               server_.base_url.c_str(),
               flags_.endpoint == "chat" ? "chat/completions" : "completions",
               model.c_str(),
               prompts.kind().c_str(),
-              flags_.prompts.input_len,
+              length_text(flags_.prompts.input_len, flags_.prompts.range_ratio).c_str(),
               flags_.prompts.output_len);
   if (is_sweep()) std::fputs(load_sweep_head().c_str(), stdout);
   std::vector<LoadSummary> sweep;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "launch/engine_bench.h"
+#include "launch/random_lengths.h"
 
 namespace llm_dist::launch {
 namespace {
@@ -38,9 +39,9 @@ Status throughput(const ThroughputFlags& flags, RankProcess& process) {
   result["mean_step_ms"] = stats.step_seconds.sum_seconds /
                            static_cast<double>(std::max<uint64_t>(1, stats.step_seconds.count)) * 1e3;
   result["kv_cache_unused_fraction"] = stats.mean_kv_waste();
-  std::printf("%d requests of %d + %d tokens in %.2f s: %.1f output tokens/s, %.1f tokens/s in all\n",
+  std::printf("%d requests of %s + %d tokens in %.2f s: %.1f output tokens/s, %.1f tokens/s in all\n",
               flags.num_prompts,
-              flags.load.input_len,
+              length_text(flags.load.input_len, flags.load.range_ratio).c_str(),
               flags.load.output_len,
               sample.seconds,
               output_tokens / sample.seconds,

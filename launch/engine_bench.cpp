@@ -22,7 +22,7 @@ Result<Sample> EngineBench::run(int count, int output_len) {
   std::vector<sched::SequenceRequest> requests;
   requests.reserve(static_cast<size_t>(count));
   sequences.reserve(static_cast<size_t>(count));
-  RandomLengths lengths(flags_.input_len, flags_.range_ratio);
+  RandomLengths lengths(flags_.input_len, flags_.range_ratio, count);
   for (int i = 0; i < count; ++i) requests.push_back(random_request(lengths.next(random_), output_len));
   int64_t begin = now_ns();
   for (sched::SequenceRequest& request : requests) {

@@ -117,7 +117,7 @@ Result<std::vector<std::string>> PromptMaker::make(size_t count, uint64_t seed) 
   std::mt19937_64 random(seed);
   std::vector<std::string> bodies;
   bodies.reserve(count);
-  RandomLengths lengths(options_.input_len, options_.range_ratio);
+  RandomLengths lengths(options_.input_len, options_.range_ratio, static_cast<int>(count));
   for (size_t i = 0; i < count; ++i) {
     ASSIGN_OR_RETURN(std::string body, make_one(static_cast<size_t>(lengths.next(random)), random));
     bodies.push_back(std::move(body));

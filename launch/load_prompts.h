@@ -14,8 +14,8 @@ namespace llm_dist::launch {
 struct PromptOptions {
   std::string model;
   bool chat = false;
-  int input_len = 128;  // tokens, or words where the server does not tokenize
-  double range_ratio = 0;
+  int input_len = 128;     // tokens, or words where the server does not tokenize
+  double range_ratio = 0;  // of input_len: RandomLengths
   int output_len = 128;
   double temperature = 0;
   bool ignore_eos = true;

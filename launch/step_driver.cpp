@@ -24,7 +24,7 @@ Status StepDriver::add_sequences(const StepShape& shape, std::vector<sched::Sequ
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab_size_) - 1);
   int count = shape.decode ? shape.batch : 1;
   ids.reserve(static_cast<size_t>(count));
-  RandomLengths lengths(shape.tokens, shape.decode ? shape.range_ratio : 0);
+  RandomLengths lengths(shape.tokens, shape.decode ? shape.range_ratio : 0, count);
   for (int i = 0; i < count; ++i) {
     const int length = lengths.next(random_);
     sched::SequenceRequest request{.id = next_id_++, .arrival = Clock::now()};

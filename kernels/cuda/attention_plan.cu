@@ -20,6 +20,8 @@ constexpr int kShareGranule = kDecodeWarps * kDecodeKeys;  // keys
 constexpr int kMaxDecodeRows = 16;
 constexpr int kMaxHeadDim = 128;
 constexpr int64_t kAlignment = 256;
+constexpr int64_t kMostGridRows = 65535;
+constexpr int kLeastStep = 128;  // keys: lengths that differ by fewer may be in any order
 
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
 
@@ -32,10 +34,11 @@ constexpr int64_t kMaxPartials = 4 * kTargetBlocks;  // (slot, kv head) pairs
 int64_t most_partials(int64_t num_kv_heads) {
   return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads;
 }
-// Decoding sequences that are not cut any more.
+// From so many on sequences are many: not cut where they are about equally long, in order of their lengths,
+// and not early.
 int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
-// Blocks that a processor is to have at a time. Of a few more than one round has room for, a second round
-// would have a few: two rounds of fewer each are fuller.
+// Blocks that a processor is to have at a time. Of a few more than one round of three each takes, the second
+// round would be nearly empty; two rounds of two each are full.
 int residents_of(int64_t blocks) {
   constexpr int kFewer = kDecodeResidents - 1;
   return blocks > kTargetBlocks && blocks <= 2 * kFewer * kProcessors ? kFewer : kDecodeResidents;
@@ -115,7 +118,7 @@ struct PlanArgs {
   int group;
   int decode_rows;
   int prompt_rows;
-  int many;  // decoding sequences that fill the device as they are
+  int many;  // many_decodes()
 };
 
 struct SequenceWork {
@@ -160,7 +163,7 @@ __device__ void longest_first(Each&& each, Put&& put) {
   int most = 0;
   each([&](const auto&, int keys) { most = max(most, keys); });
   most = block_reduce(most, MaxOp());
-  const int step = max(kHopperPromptKeys, most / kLengths + 1);
+  const int step = max(kLeastStep, most / kLengths + 1);
   auto place_of = [&](int keys) { return places + (most - keys) / step; };
   for (int i = thread; i < kLengths; i += kPlanThreads) places[i] = 0;
   __syncthreads();
@@ -305,6 +308,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
     if (work.decodes == 0 && work.prompt_items > 0) plan.num_decode = 0;
   }
   CHECK_LE(most_partials(params.num_kv_heads), kMaxPartials);
+  CHECK_LE(plan.num_decode, kMostGridRows);
   const Parts parts = parts_of(options);
   plan.finished = reinterpret_cast<int32_t*>(memory);
   plan.decode = reinterpret_cast<DecodeItem*>(memory + parts.decode);

@@ -16,8 +16,8 @@ struct StreamedDivision {
   static constexpr int kMostParts = 8;  // blocks of a cluster that every device takes
 
   Form form = Form::kParts;
-  // Strips of 128 rows of W, not 64: x comes from L2 half as often. Always for more than 64 rows of x but in
-  // parts, and never for fewer in parts.
+  // Strips of 128 rows of W, not 64: x comes from L2 half as often. Always for more than 64 rows of x, except
+  // that parts may be narrow; never for fewer in parts.
   bool wide = false;
   // Of wide strips, for more than 64 rows of x alone: two blocks at the same columns of neighbouring strips,
   // in a cluster, bring each other half of x.

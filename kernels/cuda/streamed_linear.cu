@@ -25,7 +25,7 @@ constexpr int64_t kMostRows = 128;
 constexpr int64_t kMostRowsOfF8 = 32;
 // Of a part, where there is a choice: fewer would pay less than what its sums cost.
 constexpr int64_t kLeastColumns = 1024;
-constexpr int64_t kLeastColumnsOfWide = 256;
+constexpr int64_t kLeastColumnsOfMany = 256;
 
 // Of a strip, with a number that divides by it what is small: n / count = n * reciprocal >> 16.
 struct Parts {
@@ -238,10 +238,7 @@ Cut cut_of(const MatmulShape& shape, const StreamedDivision& strips) {
   Cut cut;
   (void)with_stages_of_parts(shape, strips, [&](auto, auto stages) {
     using S = decltype(stages);
-    cut = {ceil_div(strips_of<S>(shape), S::kSharing),
-           steps_of<S>(shape),
-           S::kBlocks,
-           std::min(S::kMostParts, kMostParts / S::kSharing)};
+    cut = {ceil_div(strips_of<S>(shape), S::kSharing), steps_of<S>(shape), S::kBlocks, S::kMostParts};
     return cudaSuccess;
   });
   return cut;
@@ -281,6 +278,7 @@ std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels ke
     case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 2};
     case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 3};
     case LinearKernels::kPairsOfFourParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 4};
+    case LinearKernels::kNarrowStrips: return StreamedDivision{};
     case LinearKernels::kTwoNarrowParts: return StreamedDivision{.parts = 2};
     case LinearKernels::kThreeNarrowParts: return StreamedDivision{.parts = 3};
     case LinearKernels::kFourNarrowParts: return StreamedDivision{.parts = 4};
@@ -344,7 +342,7 @@ bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& d
 int StreamedLinear::most_parts(const MatmulShape& shape, const StreamedDivision& strips) const {
   const Cut cut = cut_of(shape, strips);
   const int sharing = strips.pairs ? 2 : 1;
-  const int64_t least_columns = shape.m > kMostRowsOfNarrow ? kLeastColumnsOfWide : kLeastColumns;
+  const int64_t least_columns = shape.m > kMostRowsOfNarrow ? kLeastColumnsOfMany : kLeastColumns;
   auto fits = [&](int parts) {
     return cut.strips <= clusters_[static_cast<size_t>(parts * sharing - 1)] * cut.blocks &&
            parts <= cut.steps && shape.k >= parts * least_columns;

@@ -66,7 +66,8 @@ TEST_P(P2pHandedRows, GraphsReplayProductsThatHandRows) {
                        .rounds = 10,
                        .replays = 5});
     };
-    // Of the small one nothing is handed: shares of few rows by a kernel each have other bits than the whole.
+    // Nothing hands the small one. Of 65 to 128 rows the whole would be divided otherwise than its shares,
+    // which are products of their own, and have other bits.
     const std::vector<ShareShape> shapes = {{512, 2048}, {3, 2048}, {1024, 2048}};
     with_twin<SharesTwin, BFloat16>(world, site, body, shapes, Between::kTwoProducts);
   });

@@ -49,9 +49,12 @@ class CudaAttention : public CudaOpTest {
   void SetUp() override {
     CudaOpTest::SetUp();
     if (IsSkipped()) return;
-    OpStateOptions portable = options_;
-    portable.attention = AttentionKernels::kPortable;
-    portable_state_ = module_->ops->make_state(*gpu_backend_, portable).value();
+    OpStateOptions options = options_;
+    options.max_sequences = 512;
+    options.vocab_size = 1;  // nothing is sampled
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+    options.attention = AttentionKernels::kPortable;
+    portable_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   }
 
   // With the kernels that the device takes, and with those that every device does.
@@ -334,23 +337,26 @@ TEST_F(CudaAttention, ManySequencesFillTheDevice) {
   }
 }
 
-// Of more sequences than blocks, 24 of each of 16 kv heads, a block has the end of one, whole ones and the
-// beginning of another: of as many as there are, of more than the plan looks at together, with contexts that
-// end with a block's work, and with one that many blocks have a part of; some with several queries or none.
-TEST_F(CudaAttention, BlocksWithSeveralSequences) {
+// Many sequences are taken in the order of their lengths: of one length, of any, one much longer than the
+// others, and more than the plan looks at together; with prompts, several queries and no tokens among them.
+TEST_F(CudaAttention, ManySequencesOfAnyLengths) {
   auto varied = [](int32_t i) { return 1 + (i * 7919) % 700; };
   Batch queries = decodes(50, [](int32_t i) { return 3 + 61 * i % 400; });
   queries.queries[7] = 3;
   queries.queries[8] = 0;
   queries.queries[31] = 2;
   queries.queries[49] = 0;
+  Batch mixed = decodes(300, [](int32_t i) { return 40 + i * 31 % 200; });
+  for (size_t i : {3, 255, 256, 290}) mixed.queries[i] = 40;
+  for (size_t i : {0, 257, 299}) mixed.queries[i] = 0;
   const Batch batches[] = {decodes(24, varied),
                            decodes(25, [](int32_t) { return 64; }),
                            decodes(48, [](int32_t) { return 128; }),
                            decodes(60, varied),
                            decodes(40, [](int32_t i) { return i == 13 ? 9'000 : 20; }),
                            decodes(300, [](int32_t i) { return 1 + i % 130; }),
-                           queries};
+                           queries,
+                           mixed};
   for (const Batch& batch : batches) {
     for (int again = 0; again < 2; ++again)  // what the first left must not matter
       compare_state(DType::kBF16, DType::kBF16, {32, 16, 64}, batch, 16);

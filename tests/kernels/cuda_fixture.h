@@ -124,7 +124,7 @@ class CudaOpTest : public testing::Test {
   const OpStateOptions options_{.threads = std::max(4, static_cast<int>(std::thread::hardware_concurrency())),
                                 .max_tokens = 8192,
                                 .max_features = 32768,
-                                .max_sequences = 512,
+                                .max_sequences = 64,
                                 .vocab_size = 130000};
   const CudaModule* module_ = nullptr;
   std::mt19937_64 random_{11};

@@ -20,6 +20,7 @@ inline const std::vector<LinearKernels> kOwnKernels = {LinearKernels::kOwn,
                                                        LinearKernels::kPairsOfParts,
                                                        LinearKernels::kPairsOfThreeParts,
                                                        LinearKernels::kPairsOfFourParts,
+                                                       LinearKernels::kNarrowStrips,
                                                        LinearKernels::kTwoNarrowParts,
                                                        LinearKernels::kThreeNarrowParts,
                                                        LinearKernels::kFourNarrowParts};
@@ -151,6 +152,7 @@ class CudaLinearTest : public CudaOpTest {
       case LinearKernels::kPairsOfParts: return in_pairs(2);
       case LinearKernels::kPairsOfThreeParts: return in_pairs(3);
       case LinearKernels::kPairsOfFourParts: return in_pairs(4);
+      case LinearKernels::kNarrowStrips: return narrow(1);
       case LinearKernels::kTwoNarrowParts: return narrow(2);
       case LinearKernels::kThreeNarrowParts: return narrow(3);
       case LinearKernels::kFourNarrowParts: return narrow(4);

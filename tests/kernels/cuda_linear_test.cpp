@@ -118,7 +118,7 @@ TEST_P(CudaLinearEven, FewRows) {
 }
 
 // Alone and in pairs, of which the second strip may not be there; in ranges, and in parts: two, three and,
-// with our first guess, from one to eight, of as many steps or a step more.
+// with our first guess, from one to eight, of as many steps or a step more; narrow strips whole and in parts.
 using CudaLinearOfMoreRows = CudaLinearEven;
 
 INSTANTIATE_TEST_SUITE_P(Of,
@@ -129,6 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Of,
                                          LinearKernels::kWholePairs,
                                          LinearKernels::kThreeParts,
                                          LinearKernels::kPairsOfParts,
+                                         LinearKernels::kNarrowStrips,
                                          LinearKernels::kTwoNarrowParts,
                                          LinearKernels::kThreeNarrowParts,
                                          LinearKernels::kFourNarrowParts));

@@ -31,11 +31,11 @@ TEST(BusFactor, IsThatOfNcclTests) {
 
 std::vector<int> lengths_of(int mean, double ratio, int count) {
   std::mt19937 random(1);
-  RandomLengths lengths(mean, ratio);
+  RandomLengths lengths(mean, ratio, count);
   std::vector<int> drawn;
   for (int i = 0; i < count; ++i) {
     drawn.push_back(lengths.next(random));
-    EXPECT_LE(drawn.back(), lengths.longest());
+    EXPECT_LE(drawn.back(), longest_length(mean, ratio));
   }
   return drawn;
 }
@@ -51,11 +51,17 @@ TEST(RandomLengths, HaveTheMeanAndFillTheRange) {
   EXPECT_EQ(drawn[0] + drawn[1], 2 * 1000);
   EXPECT_NE(drawn[0], drawn[2]);
   EXPECT_EQ(lengths_of(1000, 0.9, 2000), drawn) << "the same seed";
+  const std::vector<int> odd = lengths_of(1000, 0.9, 3);
+  EXPECT_NE(odd[0], 1000);
+  EXPECT_EQ(odd[0] + odd[1], 2 * 1000);
+  EXPECT_EQ(odd[2], 1000);
 }
 
 TEST(RandomLengths, AreAllTheMeanWithoutARange) {
   EXPECT_EQ(lengths_of(7, 0, 5), std::vector<int>(5, 7));
   EXPECT_EQ(lengths_of(1, 0.99, 5), std::vector<int>(5, 1));
+  EXPECT_EQ(length_text(7, 0), "7");
+  EXPECT_EQ(length_text(1024, 0.9), "1024 ± 90 %");
 }
 
 // Prompts are read one a step; a step takes 10 ns for each sequence that decodes in it, and 100 ns besides.

@@ -28,7 +28,7 @@ cudaError_t with_stages_of_many(T type, int64_t rows, Run&& run) {
 }
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
-// with wide strips, the only ones for more than 64 rows; with_stages<2, 2>(shape, run): for so many rows
+// with wide strips, the only ones here for more than 64 rows; with_stages<2, 2>(shape, run): for so many rows
 // alone, with pairs of blocks that share x.
 template <int kParts, int kWarpgroups, int kSharing, typename T, typename Run>
 cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {

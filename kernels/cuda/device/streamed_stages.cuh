@@ -23,9 +23,10 @@ constexpr int kGroupRows = 8;           // of W, side by side in a gated strip
 
 // Of more tokens y is stored by way of shared memory.
 constexpr int kMostRowsStoredAsTheyLie = 32;
-// Up to so many rows strips are narrow or wide; of more, narrow ones only where all of them find room at the
-// same time, since x would be up to twice the bytes of W.
+// Up to so many rows strips are narrow or wide; of more, narrow ones only in parts (streamed_linear.cu),
+// since x is up to twice the bytes of W then.
 constexpr int kMostRowsOfNarrow = 64;
+// Into which they are cut. Room for the sums of more would cost a stage.
 constexpr int kMostNarrowPartsOfMany = 4;
 
 // Sums of a strip travel between blocks in groups, of eight tokens each: a vector for every thread of a warp.
@@ -43,8 +44,9 @@ constexpr int most_sent(int groups, int most_parts) {
 // kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip. kSharing: blocks of a cluster
 // that are at the same columns of strips side by side: each brings its share of x to all of them. kDivided:
 // whether other blocks of the cluster may have other columns of the strip, and send sums: wide strips have
-// stages of their own for that, narrow ones the same in both kernels, of which one sends nothing. A cluster's
-// blocks are numbered so that those that share x follow each other.
+// stages of their own for that, narrow ones of few tokens the same in both kernels, of which one sends
+// nothing, and of many only in parts. A cluster's blocks are numbered so that those that share x follow each
+// other.
 template <int kParts_,
           int kTokens_,
           int kWarpgroups_ = 1,
@@ -84,7 +86,7 @@ struct Stages {
   static constexpr bool kTiled = kTokens > kMostRowsStoredAsTheyLie;
   static constexpr int kTileBytes = 1024;  // of a warp
   static constexpr int kMostParts =
-      kMany && kWarpgroups == 1 ? kMostNarrowPartsOfMany : StreamedDivision::kMostParts;
+      kMany && kWarpgroups == 1 ? kMostNarrowPartsOfMany : StreamedDivision::kMostParts / kSharing;
   static constexpr int kSentBytes = kDivided ? most_sent(kWarps * kTokens / 8, kMostParts) : 0;
   static constexpr int kCount =
       (kStageBytes / kBlocks - kTileAlignment - (kMany || kWarpgroups > 1 ? kSentBytes : 0)) / kBytes;
