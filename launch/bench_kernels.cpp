@@ -115,7 +115,17 @@ Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape) {
                         {"rows", rows}};
 }
 
+// Before anything is measured.
+Status check_lengths(const KernelFlags& flags, const engine::EngineOptions& options) {
+  const int longest = std::max(*std::max_element(flags.input_lens.begin(), flags.input_lens.end()),
+                               longest_length(flags.input_lens.front(), flags.range_ratio));
+  if (longest < options.max_model_len) return ok_status();
+  return invalid_argument(
+      format("sequences of up to {} tokens and more: --max-model-len is {}", longest, options.max_model_len));
+}
+
 Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorder& recorder) {
+  RETURN_IF_ERROR(check_lengths(flags, process.engine().options()));
   ASSIGN_OR_RETURN(Ceilings ceilings, measure_ceilings(process, {}));
   StepDriver driver(process.engine(), process.checkpoint().config().vocab_size);
   ASSIGN_OR_RETURN(
