@@ -120,12 +120,14 @@ Status check_lengths(const KernelFlags& flags, const engine::EngineOptions& opti
   const int longest = std::max(*std::max_element(flags.input_lens.begin(), flags.input_lens.end()),
                                longest_length(flags.input_lens.front(), flags.range_ratio));
   if (longest < options.max_model_len) return ok_status();
-  return invalid_argument(
-      format("sequences of up to {} tokens and more: --max-model-len is {}", longest, options.max_model_len));
+  return invalid_argument(format(
+      "sequences of up to {} tokens have no room to decode: raise --max-model-len, which is {}, or lower "
+      "--input-len",
+      longest,
+      options.max_model_len));
 }
 
 Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorder& recorder) {
-  RETURN_IF_ERROR(check_lengths(flags, process.engine().options()));
   ASSIGN_OR_RETURN(Ceilings ceilings, measure_ceilings(process, {}));
   StepDriver driver(process.engine(), process.checkpoint().config().vocab_size);
   ASSIGN_OR_RETURN(
@@ -174,6 +176,7 @@ int run(const KernelFlags& flags) {
     status =
         process.agree(invalid_argument("--profile and --trace-file are of commands that run whole steps"));
   if (status.ok()) status = process.load(engine, &recorder);
+  if (status.ok()) status = process.agree(check_lengths(flags, process.engine().options()));
   if (status.ok()) status = measure_all(flags, process, recorder);
   return end(process, status);
 }

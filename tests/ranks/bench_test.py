@@ -199,7 +199,7 @@ class Bench(unittest.TestCase):
         done = harness.run(["bench", "kernels", harness.smollm(), "--batch", 4, "--input-len", 300,
                             "--random-range-ratio", 0.9, *SMALL])
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("sequences of up to 570 tokens and more: --max-model-len is 512", done.stderr)
+        self.assertIn("sequences of up to 570 tokens have no room to decode: raise --max-model-len, which is 512", done.stderr)
 
     def test_kernels_of_linear_layers_in_fp8(self):
         model = pathlib.Path(__file__).parent.parent / "golden/data/grouped"  # hidden 27, 9 × 16 heads, 50 inner
