@@ -10,11 +10,14 @@
 
 namespace llm_dist::launch {
 
+// Tokens of the longest that there may be.
+inline int longest_length(int mean, double ratio) { return mean + static_cast<int>(mean * ratio); }
+
 class RandomLengths {
  public:
   // mean: tokens, at least one. ratio: of the mean, from 0 on and below 1. count: how many are drawn.
   RandomLengths(int mean, double ratio, int count)
-      : mean_(mean), most_off_(static_cast<int>(mean * ratio)), left_(count) {}
+      : mean_(mean), most_off_(longest_length(mean, ratio) - mean), left_(count) {}
 
   template <typename Random>
   int next(Random& random) {
@@ -37,9 +40,6 @@ class RandomLengths {
   int off_ = 0;
   bool is_first_ = false;  // of its pair
 };
-
-// Tokens of the longest that there may be.
-inline int longest_length(int mean, double ratio) { return mean + static_cast<int>(mean * ratio); }
 
 // "1024", or "1024 ± 90 %".
 inline std::string length_text(int mean, double ratio) {
