@@ -242,14 +242,16 @@ Result<std::vector<Matmul::Candidate>> Matmul::library_candidates(const Plan& pl
   return found;
 }
 
-// Rounds x for the library above the rows that our own kernel takes, and nowhere else.
+// Only kernels compete that round alike: all above kMostRowsInParts, below that the library's alone where ours
+// do not take the shape.
 std::vector<Matmul::Candidate> Matmul::f8_candidates(const Plan& plan,
                                                      const MatmulShape& shape,
                                                      int most) const {
   std::vector<Candidate> found = streamed_candidates(shape);
-  if (found.empty() && takes_quantized(shape)) {
+  const bool is_alone = !found.empty() && (shape.m <= kMostRowsInParts || are_ours(kernels_) || most == 1);
+  if (!is_alone && takes_quantized(shape)) {
     auto library = library_candidates(plan, shape, most);
-    if (library.ok()) found = std::move(library).value();
+    if (library.ok()) found.insert(found.end(), library->begin(), library->end());
   }
   if (found.empty()) found.push_back({.kernel = Candidate::Kernel::kByRows});
   if (most == 1) found.resize(1);
@@ -291,7 +293,8 @@ bool Matmul::take_known(Plan& plan, const MatmulShape& shape, const MatmulChoice
                    .division = StreamedDivision::of_code((*known)[1])};
     return takes_streamed(shape) && streamed_.divides(shape, plan.choice.division);
   }
-  if (shape.f8_weight && (takes_streamed(shape) || !takes_quantized(shape))) return false;
+  const bool is_ours = shape.m <= kMostRowsInParts && takes_streamed(shape);
+  if (shape.f8_weight && (is_ours || !takes_quantized(shape))) return false;
   plan.choice = {};
   std::memcpy(&plan.choice.library, known->data(), sizeof plan.choice.library);
   return plan.library.takes(handle_, plan.choice.library, memory_.workspace_bytes);

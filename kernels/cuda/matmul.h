@@ -2,9 +2,9 @@
 // one for many. Which kernel for the others: the fastest of those tried where tuning is on or was on in an
 // earlier run, for this number of rows or for a few more, otherwise the first guess.
 //
-// Weights in f8_e4m3: the library multiplies them with rows of x that are quantized too; ours for few rows
-// split x into 8-bit floats that add up to it, and where neither can be had, x stays as it is. What is
-// rounded depends on the shape alone, never on what was the fastest.
+// Weights in f8_e4m3: rows of x are quantized, too, by the library's kernels and by ours, but of up to
+// kMostRowsInParts rows ours split x into 8-bit floats that add up to it; and where neither can be had, x stays
+// as it is. What is rounded depends on the shape alone, never on what was the fastest.
 #pragma once
 
 #include <cublasLt.h>

@@ -12,8 +12,8 @@ struct StreamMemory {
   static constexpr int64_t kSumBytes = int64_t{kMostProcessors} * 128 * 128 * sizeof(float);
   // Of a processor: of two blocks of four warps, or one of eight.
   static constexpr int64_t kFlagBytes = int64_t{kMostProcessors} * 8 * sizeof(uint32_t);
-  // Where W is in f8_e4m3: three parts of 32 rows of x.
-  static constexpr int64_t kMostCodeRows = int64_t{3} * 32;
+  // Where W is in f8_e4m3: three parts of 32 rows of x, or 128 rows.
+  static constexpr int64_t kMostCodeRows = 128;
 
   // Where blocks that share a strip leave their sums (even_linear.h).
   float* sums = nullptr;      // kSumBytes; between two products anyone may use it

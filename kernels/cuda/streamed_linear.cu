@@ -21,8 +21,6 @@ using namespace streamed;
 
 constexpr int kMostParts = StreamedDivision::kMostParts;
 constexpr int64_t kMostRows = 128;
-// Beyond, x in parts costs more than the library's rounding of it.
-constexpr int64_t kMostRowsOfF8 = 32;
 // Of a part, where there is a choice: fewer would pay less than what its sums cost.
 constexpr int64_t kLeastColumns = 1024;
 constexpr int64_t kLeastColumnsOfMany = 256;
@@ -218,12 +216,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 template <typename Run>
 cudaError_t with_stages_of_parts(const MatmulShape& shape, const StreamedDivision& strips, Run&& run) {
   if (shape.m <= kMostRowsOfNarrow) return with_stages(shape, run);
-  auto with_type = [&](auto type) {
-    if (!strips.wide) return with_stages_of_many<1, 1, true>(type, shape.m, run);
-    return strips.pairs ? with_stages_of_many<2, 2, true>(type, shape.m, run)
-                        : with_stages_of_many<2, 1, true>(type, shape.m, run);
-  };
-  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+  return with_parts(shape, [&](auto type, auto parts) {
+    if (!strips.wide) return with_stages_of_many<1, 1, true>(type, parts, shape.m, run);
+    return strips.pairs ? with_stages_of_many<2, 2, true>(type, parts, shape.m, run)
+                        : with_stages_of_many<2, 1, true>(type, parts, shape.m, run);
+  });
 }
 
 // What a shape becomes in parts.
@@ -248,7 +245,8 @@ Cut cut_of(const MatmulShape& shape, const StreamedDivision& strips) {
 // brings of W.
 bool x_is_much(const MatmulShape& shape) {
   const int64_t of_w = kProductRows * (shape.f8_weight ? 1 : 2);  // bytes of a column
-  const int64_t of_x = shape.m * 2;  // two parts of 8 bits at least, or one of 16
+  const bool is_rounded = shape.f8_weight && shape.m > kMostRowsInParts;
+  const int64_t of_x = shape.m * (is_rounded ? 1 : 2);  // 16 bits, or two parts of 8 at least
   return of_x > of_w / 4;
 }
 
@@ -320,7 +318,7 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
       (shape.out == DType::kF32 ? !shape.gated
                                 : shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0);
   return device_.supported && short_floats && aligned && whole_groups && tiles && shape.m >= 1 &&
-         shape.m <= (shape.f8_weight ? kMostRowsOfF8 : kMostRows);
+         shape.m <= kMostRows;
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& division) const {

@@ -1,5 +1,5 @@
-// y = x · Wᵀ (+ bias), gated or not, for up to 128 rows of x (32 where W is in 8-bit floats), at the speed at
-// which W is read. Needs compute capability 9.0.
+// y = x · Wᵀ (+ bias), gated or not, for up to 128 rows of x, at the speed at which W is read. Needs compute
+// capability 9.0.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
-  static constexpr int kVersion = 16;
+  static constexpr int kVersion = 17;
 
   explicit StreamedLinear(const HopperDevice& device);
 
@@ -38,8 +38,8 @@ class StreamedLinear {
 
  private:
   // Of a strip, wide or not, or of two that share x: as many as run at the same time, with columns enough for
-  // each; 0 where not even whole ones do. Of two blocks a processor, where W is in 8-bit floats, an estimate:
-  // twice as many clusters as of one.
+  // each; 0 where not even whole ones do. Of two blocks a processor, where x is in parts, an estimate: twice
+  // as many clusters as of one.
   int most_parts(const MatmulShape& shape, const StreamedDivision& strips) const;
 
   HopperDevice device_;

@@ -38,6 +38,28 @@ TEST_P(CudaF8LinearEven, FewRows) {
   }
 }
 
+// Strips wide and narrow, in ranges and in parts, alone and in pairs; of 64 rows and less, 96 and less, and
+// more, which take stages of their own; a last strip and a last step that are not whole or not there.
+using CudaF8LinearOfMoreRows = CudaF8LinearEven;
+
+INSTANTIATE_TEST_SUITE_P(Of, CudaF8LinearOfMoreRows, testing::ValuesIn(kOwnKernels));
+
+TEST_P(CudaF8LinearOfMoreRows, AsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {33, 64, 65, 88, 97, 128}) {
+      const bool wide = m % 2 == 1;
+      check_f8_streamed(dtype, wide, m, 130, 16);
+      check_f8_streamed(dtype, !wide, m, 62, 1008);
+      check_f8_streamed(dtype, wide, m, 520, 2064);
+      check_f8_streamed(dtype, !wide, m, 190, 8208);
+      check_f8_streamed(dtype, wide, m, 1536, 4096);
+      check_f8_streamed(dtype, true, m, 385, 528);
+    }
+    check_f8_streamed(dtype, false, 40, 14336, 272);
+    check_f8_streamed(dtype, true, 100, 9000, 576);
+  }
+}
+
 TEST_F(CudaF8Linear, OneRow) {
   use_state(LinearKernels::kFastest);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
@@ -163,6 +185,7 @@ TEST_F(CudaF8Linear, ByKernelsThatWereTriedOut) {
     gpu_state_->start_tuning();
     check_f8(DType::kBF16, false, 5, 1536, 4096, Rounds::kSums);
     check_f8(DType::kBF16, false, 30, 1536, 4096, Rounds::kSums);
+    check_f8(DType::kBF16, false, 60, 1536, 4096, Rounds::kRows);
     check_f8(DType::kBF16, false, 300, 1536, 4096, Rounds::kRows);
     gpu_state_->end_tuning();
   }

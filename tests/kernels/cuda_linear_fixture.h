@@ -70,7 +70,14 @@ class CudaLinearTest : public CudaOpTest {
     upload(made.codes);
     return made;
   }
-  // Rows of x as a GPU quantizes them for products of more rows than its own kernel takes.
+  // So that no row's scale is right for its neighbours.
+  void scale_rows(const Twin& x) {
+    const int64_t k = x.cpu.dim(1);
+    for (int64_t i = 0; i < x.cpu.numel(); ++i)
+      set_element(x.cpu, i, element(x.cpu, i) / static_cast<double>(1 + i / k % 5));
+    upload(x);
+  }
+  // Rows of x as a GPU quantizes them for products of more than 32 rows.
   void round_rows(const Twin& x) {
     const int64_t k = x.cpu.dim(1);
     for (int64_t row = 0; row < x.cpu.dim(0); ++row) {
@@ -120,19 +127,19 @@ class CudaLinearTest : public CudaOpTest {
   static std::optional<StreamedDivision> wanted_division(LinearKernels kernels,
                                                          int64_t m,
                                                          int64_t n,
-                                                         int64_t k) {
+                                                         int64_t k,
+                                                         bool f8) {
     using enum StreamedDivision::Form;
     constexpr int64_t kPairRows = 2 * 128;  // of W, of two wide strips
     constexpr int64_t kLeastPairs = 39;     // of processors, on the smallest GPU that these kernels run on
-    constexpr int64_t kStep = 64;           // columns of a wide strip
-    constexpr int64_t kNarrowStep = 128;
+    const int64_t step = f8 ? 128 : 64;     // columns of a wide strip
     const bool many = m > 64;
     auto in_pairs = [&](int parts) -> std::optional<StreamedDivision> {
-      if (!many || k <= (parts - 1) * kStep) return std::nullopt;
+      if (!many || k <= (parts - 1) * step) return std::nullopt;
       return StreamedDivision{.wide = true, .pairs = true, .parts = parts};
     };
     auto narrow = [&](int parts) -> std::optional<StreamedDivision> {
-      if (!many || k <= (parts - 1) * kNarrowStep) return std::nullopt;
+      if (!many || k <= (parts - 1) * 2 * step) return std::nullopt;
       return StreamedDivision{.parts = parts};
     };
     switch (kernels) {
@@ -147,7 +154,7 @@ class CudaLinearTest : public CudaOpTest {
         if (!many || n > kLeastPairs * kPairRows) return std::nullopt;
         return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
       case LinearKernels::kThreeParts:
-        if (!many || k <= 2 * kStep) return std::nullopt;
+        if (!many || k <= 2 * step) return std::nullopt;
         return StreamedDivision{.wide = true, .parts = 3};
       case LinearKernels::kPairsOfParts: return in_pairs(2);
       case LinearKernels::kPairsOfThreeParts: return in_pairs(3);
@@ -176,8 +183,8 @@ class CudaLinearTest : public CudaOpTest {
     }
   }
   // Likewise, of this test's state.
-  void expect_streamed(int64_t m, int64_t n, int64_t k) {
-    expect_divided(*gpu_state_, wanted_division(kernels_, m, n, k));
+  void expect_streamed(int64_t m, int64_t n, int64_t k, bool f8 = false) {
+    expect_divided(*gpu_state_, wanted_division(kernels_, m, n, k, f8));
   }
 
   LinearKernels kernels_ = LinearKernels::kFastest;  // of gpu_state_

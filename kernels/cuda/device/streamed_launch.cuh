@@ -1,6 +1,6 @@
 // How the kernels are launched that multiply few rows of x at the speed at which W is read
-// (streamed_tiles.cuh): which stages a shape takes, what TMA is told of W and x, and x in parts of 8 bits
-// where W is in them.
+// (streamed_tiles.cuh): which stages a shape takes, what TMA is told of W and x, and x in 8 bits where W is in
+// them.
 #pragma once
 
 #include <type_traits>
@@ -14,47 +14,57 @@
 
 namespace llm_dist::kernels::streamed {
 
-// Into how many 8-bit floats an element of x is split (quantize_rows.h), where W is in them.
+// Into how many 8-bit floats an element of few rows is split (quantize_rows.h), where W is in them.
 template <typename T>
 constexpr int kPartsOf = std::is_same_v<T, __half> ? 3 : 2;
 
-// with_stages_of_many(T, rows, run): calls run(T, Stages()) with what more than 64 rows take. What is brought
-// of x, multiplied and passed on is as much as there is room for, whatever rows x has: so there are two
-// sizes.
-template <int kWarpgroups, int kSharing, bool kDivided, typename T, typename Run>
-cudaError_t with_stages_of_many(T type, int64_t rows, Run&& run) {
-  if (rows <= 96) return run(type, Stages<0, 96, kWarpgroups, kSharing, kDivided>());
-  return run(type, Stages<0, 128, kWarpgroups, kSharing, kDivided>());
+// with_parts(shape, run): calls run(T(), the number of parts of x) with what the shape takes.
+template <typename Run>
+cudaError_t with_parts(const MatmulShape& shape, Run&& run) {
+  auto with_type = [&](auto type) {
+    if (!shape.f8_weight) return run(type, std::integral_constant<int, 0>());
+    if (shape.m > kMostRowsInParts) return run(type, std::integral_constant<int, 1>());
+    return run(type, std::integral_constant<int, kPartsOf<decltype(type)>>());
+  };
+  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+}
+
+// with_stages_of_many<..>(T, parts, rows, run): calls run(T, Stages()) with what more than 64 rows take. What
+// is brought of x, multiplied and passed on is as much as there is room for, whatever rows x has: so there
+// are two sizes.
+template <int kWarpgroups, int kSharing, bool kDivided, typename T, int kParts, typename Run>
+cudaError_t with_stages_of_many(T type, std::integral_constant<int, kParts>, int64_t rows, Run&& run) {
+  if constexpr (kParts <= 1) {
+    if (rows <= 96) return run(type, Stages<kParts, 96, kWarpgroups, kSharing, kDivided>());
+    return run(type, Stages<kParts, 128, kWarpgroups, kSharing, kDivided>());
+  } else {
+    return cudaErrorInvalidValue;
+  }
 }
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
 // with wide strips, the only ones here for more than 64 rows; with_stages<2, 2>(shape, run): for so many rows
 // alone, with pairs of blocks that share x.
-template <int kParts, int kWarpgroups, int kSharing, typename T, typename Run>
-cudaError_t with_stages_of(T type, int64_t rows, Run&& run) {
-  if constexpr (kParts == 0 && kWarpgroups == 2) {
-    if (rows > kMostRowsOfNarrow) return with_stages_of_many<2, kSharing, false>(type, rows, run);
-  }
-  if constexpr (kSharing == 1) {
-    if constexpr (kWarpgroups == 1) {
-      if (rows <= 8) return run(type, Stages<kParts, 8>());
-    }
-    if (rows <= 16) return run(type, Stages<kParts, 16, kWarpgroups>());
-    if (rows <= 32) return run(type, Stages<kParts, 32, kWarpgroups>());
-    if constexpr (kParts == 0) {
-      if (rows <= kMostRowsOfNarrow) return run(type, Stages<0, kMostRowsOfNarrow, kWarpgroups>());
-    }
-  }
-  return cudaErrorInvalidValue;
-}
 template <int kWarpgroups = 1, int kSharing = 1, typename Run>
 cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
-  auto with_type = [&](auto type) {
-    constexpr int kParts = kPartsOf<decltype(type)>;
-    return shape.f8_weight ? with_stages_of<kParts, kWarpgroups, kSharing>(type, shape.m, run)
-                           : with_stages_of<0, kWarpgroups, kSharing>(type, shape.m, run);
-  };
-  return shape.in == DType::kBF16 ? with_type(__nv_bfloat16()) : with_type(__half());
+  const int64_t rows = shape.m;
+  return with_parts(shape, [&]<typename T, int kParts>(T type, std::integral_constant<int, kParts> parts) {
+    if constexpr (kWarpgroups == 2) {
+      if (rows > kMostRowsOfNarrow)
+        return with_stages_of_many<kWarpgroups, kSharing, false>(type, parts, rows, run);
+    }
+    if constexpr (kSharing == 1 && kParts != 1) {
+      if constexpr (kWarpgroups == 1) {
+        if (rows <= 8) return run(type, Stages<kParts, 8>());
+      }
+      if (rows <= 16) return run(type, Stages<kParts, 16, kWarpgroups>());
+      if (rows <= kMostRowsInParts) return run(type, Stages<kParts, kMostRowsInParts, kWarpgroups>());
+    }
+    if constexpr (kSharing == 1 && kParts <= 1) {
+      if (rows <= kMostRowsOfNarrow) return run(type, Stages<kParts, kMostRowsOfNarrow, kWarpgroups>());
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 template <typename S>

@@ -40,7 +40,8 @@ constexpr int most_sent(int groups, int most_parts) {
   return static_cast<int>(most);
 }
 
-// kParts: of x, each as many rows as x has, where W is in f8_e4m3; 0: both have the same elements of 16 bits.
+// kParts: of x, each as many rows as x has, where W is in f8_e4m3, or one, which is rounded; 0: both have the
+// same elements of 16 bits.
 // kTokens: rows of x. kWarpgroups: that multiply, each its rows of a strip. kSharing: blocks of a cluster
 // that are at the same columns of strips side by side: each brings its share of x to all of them. kDivided:
 // whether other blocks of the cluster may have other columns of the strip, and send sums: wide strips have
@@ -66,8 +67,8 @@ struct Stages {
   static constexpr int kBringer = kWarps;  // the warp behind those asks for tiles
   static constexpr int kThreads = kMultipliers + kWarpSize;
   // Of a processor. Two where a warpgroup waits for its products, so that one multiplies while the other
-  // adds.
-  static constexpr int kBlocks = kF8 && kWarpgroups == 1 ? 2 : 1;
+  // adds; not of more rows, whose stages are larger.
+  static constexpr int kBlocks = kParts > 1 && kWarpgroups == 1 ? 2 : 1;
   // Of W and of x, side by side in a stage. One where a strip is wide: what was multiplied waits for the next
   // stage before it is asked for again, so that large ones leave much of the memory idle.
   static constexpr int kBoxes = 2 / kWarpgroups;

@@ -5,6 +5,7 @@
 // And four groups of eight tokens go together, so that few instructions wait for the one before them.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/cuda/device/pairs.cuh"
@@ -24,12 +25,12 @@ template <typename T, typename S>
 class TiledOutput {
  public:
   static constexpr int kAtOnce = 4;
-  static_assert(!S::kF8 && S::kTokens / 8 % kAtOnce == 0);
+  static_assert(S::kTokens / 8 % kAtOnce == 0);
   static_assert(kMostSentRows <= kMostRowsStoredAsTheyLie, "this stores rows that are to be sent");
 
-  // As StripOutput's; `scales` and `terms` are none.
+  // As StripOutput's; `terms` are none.
   __device__ TiledOutput(const StreamArgs& args,
-                         const float* /*scales*/,
+                         const float* scales,
                          const T* bias,
                          void* y,
                          const device::PeerTerms& /*terms*/,
@@ -41,11 +42,20 @@ class TiledOutput {
         has_bias_(bias != nullptr) {
     const int pair_of_rows = (first_row / 16 + static_cast<int>(threadIdx.x) / kWarpSize) * kGroupRows;
     first_column_ = args.gated ? pair_of_rows : 2 * pair_of_rows;
-    if (!has_bias_) return;
     const int row = first_column_ + lane() / 4;
-    const int other = row + (args.gated ? args.columns : kGroupRows);
-    if (row < args.columns) bias_[0] = bias[row];
-    if (other < (args.gated ? 2 : 1) * args.columns) bias_[1] = bias[other];
+    const int rows[2] = {row, row + (args.gated ? args.columns : kGroupRows)};
+    const int ends[2] = {args.columns, (args.gated ? 2 : 1) * args.columns};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (rows[h] >= ends[h]) continue;
+      if (has_bias_) bias_[h] = bias[rows[h]];
+      if constexpr (S::kF8) scales_[h] = scales[rows[h]];
+    }
+    if constexpr (S::kF8) {
+#pragma unroll
+      for (int i = 0; i < kHeldPairs; ++i)
+        of_x_[i] = reinterpret_cast<const float2*>(args.x_scales)[i * kWarpSize + lane()];
+    }
   }
 
   template <typename ForEach>
@@ -62,9 +72,28 @@ class TiledOutput {
   static constexpr int kTileBytes = S::kTileBytes;
   static_assert(kTileBytes == 8 * kAtOnce * 2 * kPieceBytes);
 
+  static constexpr int kHeldPairs = S::kF8 ? static_cast<int>(ceil_div(S::kTokens, 2 * kWarpSize)) : 0;
+
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
-  // Of the lower or the upper row.
-  __device__ float2 finished(int row, float first, float second) const {
+  // Of this thread's two tokens of a group. Which group that will be is not known before, and registers for
+  // all of them would be too many: each lane holds two tokens' of every 64.
+  __device__ float2 scales_of_x(int group) const {
+    if constexpr (S::kF8) {
+      constexpr int kGroupPairs = 4;
+      constexpr int kHeldGroups = kWarpSize / kGroupPairs;
+      float2 held = of_x_[0];
+      if (kHeldPairs > 1 && group >= kHeldGroups) held = of_x_[kHeldPairs - 1];
+      const int from = group % kHeldGroups * kGroupPairs + lane() % kGroupPairs;
+      return make_float2(__shfl_sync(0xffffffffu, held.x, from), __shfl_sync(0xffffffffu, held.y, from));
+    }
+    return make_float2(1, 1);
+  }
+  // Of the lower or the upper row, with scales_of_x().
+  __device__ float2 finished(int row, float2 of_x, float first, float second) const {
+    if constexpr (S::kF8) {
+      first *= scales_[row] * of_x.x;
+      second *= scales_[row] * of_x.y;
+    }
     if (!has_bias_) return make_float2(first, second);
     const float offset = to_float_dev(bias_[row]);
     return make_float2(first + offset, second + offset);
@@ -87,8 +116,9 @@ class TiledOutput {
       uint32_t words[4];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float2 low = finished(0, sums[i + j].x, sums[i + j].y);
-        const float2 high = finished(1, sums[i + j].z, sums[i + j].w);
+        const float2 of_x = scales_of_x(group + (i + j) * step);
+        const float2 low = finished(0, of_x, sums[i + j].x, sums[i + j].y);
+        const float2 high = finished(1, of_x, sums[i + j].z, sums[i + j].w);
         words[2 * j] = pack_pair(T(), low.x, low.y);
         words[2 * j + 1] = pack_pair(T(), high.x, high.y);
       }
@@ -108,8 +138,9 @@ class TiledOutput {
     uint32_t words[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float2 gate = finished(0, sums[i].x, sums[i].y);
-      const float2 up = finished(1, sums[i].z, sums[i].w);
+      const float2 of_x = scales_of_x(group + i * step);
+      const float2 gate = finished(0, of_x, sums[i].x, sums[i].y);
+      const float2 up = finished(1, of_x, sums[i].z, sums[i].w);
       words[i] = pack_pair(T(), silu_approx(gate.x) * up.x, silu_approx(gate.y) * up.y);
     }
     __syncwarp();
@@ -123,7 +154,9 @@ class TiledOutput {
     for (int i = 0; i < kAtOnce; ++i) {
       const int token = 8 * (group + i * step) + lane() % 4 * 2;
       float* to = static_cast<float*>(y_) + token * args_.y_stride + column;
-      const float2 of_rows[2] = {finished(0, sums[i].x, sums[i].y), finished(1, sums[i].z, sums[i].w)};
+      const float2 of_x = scales_of_x(group + i * step);
+      const float2 of_rows[2] = {finished(0, of_x, sums[i].x, sums[i].y),
+                                 finished(1, of_x, sums[i].z, sums[i].w)};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         if (column + h * kGroupRows >= args_.columns) continue;
@@ -139,6 +172,8 @@ class TiledOutput {
   bool has_bias_;
   int first_column_;  // of y, of this warp's
   T bias_[2] = {};
+  float scales_[2] = {1, 1};  // of W's rows
+  float2 of_x_[std::max(1, kHeldPairs)];
 };
 
 template <typename T, typename S>

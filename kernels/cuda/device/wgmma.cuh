@@ -116,6 +116,7 @@ LLM_DIST_MULTIPLY_CODES(32, 16, "%16", "%17", "%18")
 LLM_DIST_MULTIPLY_CODES(48, 24, "%24", "%25", "%26")
 LLM_DIST_MULTIPLY_CODES(64, 32, "%32", "%33", "%34")
 LLM_DIST_MULTIPLY_CODES(96, 48, "%48", "%49", "%50")
+LLM_DIST_MULTIPLY_CODES(128, 64, "%64", "%65", "%66")
 
 // The products of attention. multiply_128_tiles<kAdd>(T, d, a, b): D [64 × 128] (+)= A · Bᵀ with A and B in
 // shared memory; multiply_columns(T, d, a, b): D [64 × N] += A · B with A's registers and B's
