@@ -55,12 +55,4 @@ __device__ inline uint2 widen_four(__half, uint32_t codes) {
 #endif
 }
 
-// widen_column(T(), a, b, i): the i-th codes of both, of four each, to two elements.
-__device__ inline uint32_t widen_column(__nv_bfloat16, uint32_t a, uint32_t b, uint32_t i) {
-  return widen_apart(__byte_perm(a, b, 0x4000 + 0x1010 * i));
-}
-__device__ inline uint32_t widen_column(__half, uint32_t a, uint32_t b, uint32_t i) {
-  return widen_pair(__half(), __byte_perm(a, b, 0x40 + 0x11 * i));
-}
-
 }  // namespace llm_dist::kernels
