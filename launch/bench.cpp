@@ -42,6 +42,14 @@ Status save_result(const std::string& path, const std::string& json) {
   return ok_status();
 }
 
+std::string run_environment(RankProcess& process, const DrawFlags& draw) {
+  nlohmann::json json = nlohmann::json::parse(run_environment(process));
+  json["temperature"] = draw.temperature;
+  json["top_p"] = draw.top_p;
+  json["top_k"] = draw.top_k;
+  return json.dump();
+}
+
 void add_result_flag(CLI::App& app, std::string& result_file) {
   app.add_option("--save-result", result_file, "Write the figures as JSON to this file");
 }
@@ -71,6 +79,7 @@ void add_load_flags(CLI::App& app, LoadFlags& flags) {
   app.add_option("--output-len,--random-output-len", flags.output_len, "Generated tokens")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_draw_flags(app, flags.draw);
   add_result_flag(app, flags.engine.result_file);
   app.add_option("--progress-file", flags.progress_file, "While it runs: tokens generated, and of how many");
 }

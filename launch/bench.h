@@ -6,6 +6,7 @@
 #include "launch/commands.h"
 #include "launch/flags.h"
 #include "launch/rank_process.h"
+#include "launch/sampling_flags.h"
 
 namespace llm_dist::launch {
 
@@ -26,6 +27,7 @@ struct LoadFlags {
   int input_len = 128;
   double range_ratio = 0;  // of input_len: RandomLengths
   int output_len = 128;
+  DrawFlags draw;
   std::string progress_file;
 };
 void add_load_flags(CLI::App& app, LoadFlags& flags);
@@ -37,6 +39,8 @@ void make_room_for_batches(SchedulerFlags& scheduler, const std::vector<int>& ba
 
 // Model, layout, device and command line, as every result names them: a JSON object.
 std::string run_environment(RankProcess& process);
+// The same with how tokens are drawn.
+std::string run_environment(RankProcess& process, const DrawFlags& draw);
 // This process's command line, as it was typed.
 std::string typed_command();
 // Writes `json`, if --save-result named a file.

@@ -23,6 +23,7 @@ struct KernelFlags {
   std::vector<int> batches = {1, 8};
   std::vector<int> input_lens = {128};
   double range_ratio = 0;
+  DrawFlags draw{.temperature = 0.8};
 };
 
 struct KernelBench {
@@ -90,7 +91,7 @@ Status measure_cases(KernelBench& bench, const std::vector<KernelCase>& cases, n
 }
 
 // Of a greedy step all ops; of the same step that draws only the drawing, which takes argmax's place.
-Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape) {
+Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape, const DrawFlags& draw) {
   auto begin = [&] { bench.recorder.begin(); };
   auto end = [&] { bench.recorder.end(); };
   std::string title = shape.decode ? format("decode, batch {}, contexts of {} tokens",
@@ -102,7 +103,7 @@ Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape) {
   RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
   RETURN_IF_ERROR(measure_cases(bench, bench.recorder.take(), rows));
   if (shape.decode) {
-    shape.temperature = 0.8f;
+    shape.draw = draw;
     RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
     std::vector<KernelCase> cases = bench.recorder.take();
     std::erase_if(cases, [](const KernelCase& kernel) { return kernel.label != "sample"; });
@@ -135,19 +136,21 @@ Status measure_all(const KernelFlags& flags, RankProcess& process, KernelRecorde
       StreamTimer::create(*process.device().backend, process.engine().ops().stream(), kMaxPasses + 1));
   double footprint = std::min(kMostFootprintBytes, step_weight_bytes(process));
   KernelBench bench{process, ceilings, recorder, driver, timer, static_cast<int64_t>(footprint)};
-  nlohmann::json result = nlohmann::json::parse(run_environment(process));
+  nlohmann::json result = nlohmann::json::parse(run_environment(process, flags.draw));
   result["random_range_ratio"] = flags.range_ratio;
   result["ceilings"] = nlohmann::json::parse(ceilings_json(ceilings));
   if (process.leads()) std::printf("%s; rank 0's share of the model\n", describe(ceilings).c_str());
   for (int tokens : flags.input_lens) {
-    ASSIGN_OR_RETURN(nlohmann::json step, measure_step(bench, {.decode = false, .tokens = tokens}));
+    ASSIGN_OR_RETURN(nlohmann::json step,
+                     measure_step(bench, {.decode = false, .tokens = tokens}, flags.draw));
     result["steps"].push_back(std::move(step));
   }
   for (int batch : flags.batches) {
     ASSIGN_OR_RETURN(
         nlohmann::json step,
         measure_step(bench,
-                     {.batch = batch, .tokens = flags.input_lens.front(), .range_ratio = flags.range_ratio}));
+                     {.batch = batch, .tokens = flags.input_lens.front(), .range_ratio = flags.range_ratio},
+                     flags.draw));
     result["steps"].push_back(std::move(step));
   }
   return process.leads() ? save_result(flags.engine.result_file, result.dump(2)) : ok_status();
@@ -199,6 +202,7 @@ BenchCommand add_bench_kernels(CLI::App& bench) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_range_ratio_flag(*app, flags->range_ratio, "Contexts of decode steps");
+  add_draw_flags(*app, flags->draw);
   add_result_flag(*app, flags->engine.result_file);
   app->footer(
       "Example:\n"

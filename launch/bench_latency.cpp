@@ -159,7 +159,7 @@ Status latency(const LatencyFlags& flags, RankProcess& process, const Ceilings& 
     rows.push_back(latency_row(flags, process, ceilings, batch, got));
   }
   bench.stop();
-  nlohmann::json result = nlohmann::json::parse(run_environment(process));
+  nlohmann::json result = nlohmann::json::parse(run_environment(process, flags.load.draw));
   result["ceilings"] = nlohmann::json::parse(ceilings_json(ceilings));
   result["rows"] = rows;
   return save_result(flags.load.engine.result_file, result.dump(2));

@@ -25,7 +25,7 @@ Status throughput(const ThroughputFlags& flags, RankProcess& process) {
   bench.stop();
   auto prompt_tokens = static_cast<double>(flags.num_prompts) * flags.load.input_len;
   auto output_tokens = static_cast<double>(sample.output_tokens);
-  nlohmann::json result = nlohmann::json::parse(run_environment(process));
+  nlohmann::json result = nlohmann::json::parse(run_environment(process, flags.load.draw));
   result["num_prompts"] = flags.num_prompts;
   result["input_len"] = flags.load.input_len;
   result["random_range_ratio"] = flags.load.range_ratio;

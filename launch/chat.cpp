@@ -43,9 +43,9 @@ int converse(const ChatFlags& flags, ChatModel& model, InterruptKey& interrupt) 
 
 Result<RemoteChatOptions> remote_options(const ChatFlags& flags, const ServerAccess& server) {
   RemoteChatOptions options{.model = flags.model_name,
-                            .temperature = flags.sampling.temperature,
-                            .top_p = flags.sampling.top_p,
-                            .top_k = flags.sampling.top_k,
+                            .temperature = flags.sampling.draw.temperature,
+                            .top_p = flags.sampling.draw.top_p,
+                            .top_k = flags.sampling.draw.top_k,
                             .seed = flags.sampling.seed,
                             .max_tokens = std::nullopt};
   if (flags.max_tokens->count() > 0) options.max_tokens = flags.sampling.max_tokens;

@@ -55,7 +55,7 @@ sched::SequenceRequest EngineBench::random_request(int input_len, int output_len
   std::uniform_int_distribution<int32_t> token(0, vocab - 1);
   sched::SequenceRequest request;
   for (int i = 0; i < input_len; ++i) request.prompt.push_back(token(random_));
-  request.sampling.temperature = 0.0f;
+  apply_draw_flags(flags_.draw, request.sampling);
   request.sampling.max_tokens = output_len;
   request.sampling.ignore_eos = true;
   request.arrival = Clock::now();

@@ -4,23 +4,31 @@
 
 namespace llm_dist::launch {
 
-CLI::Option* add_sampling_flags(CLI::App& app, SamplingFlags& flags) {
-  CLI::Option* max_tokens =
-      app.add_option("--max-tokens", flags.max_tokens)->check(CLI::PositiveNumber)->capture_default_str();
+void add_draw_flags(CLI::App& app, DrawFlags& flags) {
   app.add_option("--temperature", flags.temperature, "0: greedy")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--top-p", flags.top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
   app.add_option("--top-k", flags.top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
+}
+
+void apply_draw_flags(const DrawFlags& flags, sched::SamplingParams& sampling) {
+  sampling.temperature = static_cast<float>(flags.temperature);
+  sampling.top_p = static_cast<float>(flags.top_p);
+  sampling.top_k = flags.top_k;
+}
+
+CLI::Option* add_sampling_flags(CLI::App& app, SamplingFlags& flags) {
+  CLI::Option* max_tokens =
+      app.add_option("--max-tokens", flags.max_tokens)->check(CLI::PositiveNumber)->capture_default_str();
+  add_draw_flags(app, flags.draw);
   app.add_option("--seed", flags.seed)->capture_default_str();
   return max_tokens;
 }
 
 sched::SamplingParams sampling_of(const SamplingFlags& flags, std::vector<int32_t> end_token_ids) {
   sched::SamplingParams sampling;
-  sampling.temperature = static_cast<float>(flags.temperature);
-  sampling.top_p = static_cast<float>(flags.top_p);
-  sampling.top_k = flags.top_k;
+  apply_draw_flags(flags.draw, sampling);
   sampling.seed = flags.seed;
   sampling.max_tokens = flags.max_tokens;
   sampling.end_token_ids = std::move(end_token_ids);

@@ -1,4 +1,5 @@
-// The flags of commands that continue a text in this process or ask a server to.
+// Flags that say how tokens are drawn: of commands that continue a text in this process or ask a server to,
+// and of benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,17 @@ class Option;
 
 namespace llm_dist::launch {
 
-struct SamplingFlags {
-  int32_t max_tokens = 128;
+struct DrawFlags {
   double temperature = 0.0;
   double top_p = 1.0;
   int32_t top_k = 0;
+};
+void add_draw_flags(CLI::App& app, DrawFlags& flags);
+void apply_draw_flags(const DrawFlags& flags, sched::SamplingParams& sampling);
+
+struct SamplingFlags {
+  int32_t max_tokens = 128;
+  DrawFlags draw;
   uint64_t seed = 0;
 };
 

@@ -30,7 +30,7 @@ Status StepDriver::add_sequences(const StepShape& shape, std::vector<sched::Sequ
     sched::SequenceRequest request{.id = next_id_++, .arrival = Clock::now()};
     request.prompt.reserve(static_cast<size_t>(length));
     for (int j = 0; j < length; ++j) request.prompt.push_back(token(random_));
-    request.sampling.temperature = shape.temperature;
+    apply_draw_flags(shape.draw, request.sampling);
     request.sampling.max_tokens = static_cast<int32_t>(rank_.options().max_model_len) - length;
     request.sampling.ignore_eos = true;
     ids.push_back(request.id);

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "launch/sampling_flags.h"
 #include "src/engine/rank_engine.h"
 #include "src/sched/scheduler.h"
 
@@ -16,7 +17,7 @@ struct StepShape {
   int batch = 1;           // sequences that decode
   int tokens = 128;        // of each prompt; of a decode step's contexts a little more
   double range_ratio = 0;  // of sequences that decode: RandomLengths
-  float temperature = 0.0f;
+  DrawFlags draw;          // greedy
 };
 
 class StepDriver {

@@ -1,4 +1,6 @@
 // Greedy sampling over vocabulary shards: each rank's best entry, then the best of those.
+#include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/row_team.cuh"
 #include "kernels/cuda/device/vocab_key.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
@@ -7,7 +9,8 @@
 namespace llm_dist::kernels {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
+constexpr int kAtOnce = 8;  // of a thread's loads
 constexpr int32_t kNoToken = 0x7fffffff;
 
 __device__ bool is_banned(const SampleRow& row, int32_t id) {
@@ -17,30 +20,49 @@ __device__ bool is_banned(const SampleRow& row, int32_t id) {
   return false;
 }
 
-// A block a row. best[i] = (value, id) of the shard's ids [first, first + count).
-__global__ void argmax_shard(RowView<const float> logits,
-                             RowView<const uint8_t> rows,
-                             RowView<float> best,
-                             int32_t first,
-                             int32_t count) {
-  const int64_t i = blockIdx.x;
+// Grid: rows × blocks of a team. best[i] = (value, id) of the shard's ids [first, first + count).
+__global__ void __launch_bounds__(kThreads) argmax_shard(RowView<const float> logits,
+                                                         RowView<const uint8_t> rows,
+                                                         RowView<float> best,
+                                                         int32_t first,
+                                                         int32_t count) {
+  wait_for_previous();
+  const int blocks = team_blocks();
+  const int64_t i = blockIdx.x / blocks;
   const auto& row = *reinterpret_cast<const SampleRow*>(rows.row(i));
   const float* x = logits.row(i);
-  uint64_t mine = 0;
-  uint64_t first_allowed = 0;
-  for (int32_t v = static_cast<int32_t>(threadIdx.x); v < count; v += static_cast<int32_t>(blockDim.x)) {
-    if (row.num_banned > 0 && is_banned(row, first + v)) continue;
-    const float value = clean_logit(x[v]);
-    const uint64_t key = vocab_key(value, first + v);
-    if (value > -INFINITY) mine = key > mine ? key : mine;
-    first_allowed = key > first_allowed ? key : first_allowed;
-  }
-  mine = block_reduce(mine, MaxOp());
-  // Where nothing is above −inf, the smallest id that the row allows: all keys are ties then.
-  first_allowed = block_reduce(first_allowed, MaxOp());
-  if (threadIdx.x != 0) return;
+  const int share = (count + blocks - 1) / blocks;
+  const int end = min(count, (block_of_team() + 1) * share);
+  const int begin = block_of_team() * share + static_cast<int>(threadIdx.x);
+  const bool bans = row.num_banned > 0;
   float value = -INFINITY;
   int32_t id = kNoToken;
+  for (int v = begin; v < end; v += kAtOnce * kThreads) {
+    float some[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) some[i] = v + i * kThreads < end ? x[v + i * kThreads] : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float one = clean_logit(some[i]);
+      if (one <= value || (bans && is_banned(row, first + v + i * kThreads))) continue;
+      value = one;
+      id = first + v + i * kThreads;
+    }
+  }
+  RowTeam team;
+  const uint64_t mine = team.reduce(id == kNoToken ? 0 : vocab_key(value, id), MaxOp());
+  uint64_t first_allowed = 0;
+  if (mine == 0) {
+    // Where nothing is above −inf, the smallest id that the row allows: all keys are ties then.
+    for (int v = begin; v < end && first_allowed == 0; v += kThreads) {
+      if (!bans || !is_banned(row, first + v)) first_allowed = vocab_key(-INFINITY, first + v);
+    }
+    first_allowed = team.reduce(first_allowed, MaxOp());
+  }
+  meet_team();  // nobody reads another's shared memory any more
+  if (block_of_team() != 0 || threadIdx.x != 0) return;
+  value = -INFINITY;
+  id = kNoToken;
   if (row.slot < 0) {
     value = 0;
     id = 0;
@@ -93,13 +115,19 @@ void argmax_shard_cuda(OpState&, device::Stream& stream, const ArgmaxShardParams
   if (n == 0 || !cuda.enter()) return;
   const int64_t left = params.vocab_size - params.vocab_begin;
   const int64_t count = left < 0 ? 0 : left < params.logits.dim(1) ? left : params.logits.dim(1);
-  argmax_shard<<<static_cast<unsigned>(n), kThreads, 0, cuda.handle()>>>(
-      rows_as<const float>(params.logits),
-      rows_as<const uint8_t>(params.rows),
-      rows_as<float>(params.best),
-      static_cast<int32_t>(params.vocab_begin),
-      static_cast<int32_t>(count));
-  cuda.check(cudaGetLastError(), "argmax_shard");
+  const int blocks = team_blocks_for(n);
+  const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(n * blocks)),
+                                .threads = kThreads,
+                                .stream = cuda.handle(),
+                                .cluster_blocks = blocks > 1 ? blocks : 0};
+  cuda.check(launch_overlapped(argmax_shard,
+                               launch,
+                               rows_as<const float>(params.logits),
+                               rows_as<const uint8_t>(params.rows),
+                               rows_as<float>(params.best),
+                               static_cast<int32_t>(params.vocab_begin),
+                               static_cast<int32_t>(count)),
+             "argmax_shard");
 }
 
 void argmax_merge_cuda(OpState&, device::Stream& stream, const ArgmaxMergeParams& params) {

@@ -4,8 +4,8 @@
 // order that Q follows too, and pairs of V's rows are interleaved in registers. One warp keeps an online
 // softmax of kTiles · 8 rows.
 //
-// A cache of f8_e4m3 codes is widened on its way to the products, to f16 whatever the activations are: there is
-// an instruction for that alone. And a warp has twice as many keys at a time, so that as many bytes are on
+// A cache of f8_e4m3 codes is widened on its way to the products, to f16 whatever the activations are: there
+// is an instruction for that alone. And a warp has twice as many keys at a time, so that as many bytes are on
 // their way.
 #include <algorithm>
 
@@ -67,16 +67,16 @@ __device__ inline float factor_into_range(float largest) {
   return exponent == 255 ? 1.0f : __uint_as_float(min(kLift + 127 - exponent, 253u) << 23);
 }
 
-// Kv: T, or codes of f8_e4m3. A round has kGroups groups of 16 keys, between which the other warps have theirs.
-// With g = lane / 4 and c = lane % 4, a thread has of each group a quarter of the dimensions of K's keys g and
-// g + 8, in runs of 16 bytes, and an eighth of those of V's keys 2c, 2c + 1, 2c + 8 and 2c + 9.
+// Kv: T, or codes of f8_e4m3. A round has kGroups groups of 16 keys, between which the other warps have
+// theirs. With g = lane / 4 and c = lane % 4, a thread has of each group a quarter of the dimensions of K's
+// keys g and g + 8, in runs of 16 bytes, and an eighth of those of V's keys 2c, 2c + 1, 2c + 8 and 2c + 9.
 template <typename T, typename Kv, int kHeadDim, int kTiles>
 struct Softmax {
   static constexpr bool kF8 = !std::is_same_v<T, Kv>;
   using Element = std::conditional_t<kF8, __half, T>;  // of the products
   static constexpr bool kScalesQ = !std::is_same_v<Element, T>;
   static constexpr int kGroups = kF8 ? 2 : 1;
-  static constexpr int kNoKey = 1 << 30;  // that of a group that is not there: nobody sees it
+  static constexpr int kNoKey = 1 << 30;           // that of a group that is not there: nobody sees it
   static constexpr int kProducts = kHeadDim / 16;  // of a round, for the scores and for the sums
   static constexpr int kPieces = kHeadDim / 64;    // of eight dimensions of a row's result
   static constexpr int kRun = 16 / sizeof(Kv);     // dimensions
@@ -177,8 +177,8 @@ struct Softmax {
       }
     }
   }
-  // Keys from `context` on were left by others and may hold anything, and where a group is not there, registers
-  // do: a weight of zero does not silence a NaN.
+  // Keys from `context` on were left by others and may hold anything, and where a group is not there,
+  // registers do: a weight of zero does not silence a NaN.
   __device__ void clear_v(int group, int key, int context) {
     const int first = key + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -227,8 +227,7 @@ struct Softmax {
         const uint2 high = pairs_of(k_high[j], p);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
-          mma_16x8x16(
-              Element(), scores[t][j], low.x, high.x, low.y, high.y, q[t][2 * p], q[t][2 * p + 1]);
+          mma_16x8x16(Element(), scores[t][j], low.x, high.x, low.y, high.y, q[t][2 * p], q[t][2 * p + 1]);
       }
     }
   }
@@ -243,14 +242,13 @@ struct Softmax {
         const uint2 high = columns_of(rows[2], rows[3], m);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
-          mma_16x8x16(
-              Element(), out[t][m], low.x, low.y, high.x, high.y, weights[t][j][0], weights[t][j][1]);
+          mma_16x8x16(Element(), out[t][m], low.x, low.y, high.x, high.y, weights[t][j][0], weights[t][j][1]);
       }
     }
   }
 
-  // Scores of this thread's keys of two rows to weights, as the right side of products. keys: of each group the
-  // first one of this thread, the second is eight behind it.
+  // Scores of this thread's keys of two rows to weights, as the right side of products. keys: of each group
+  // the first one of this thread, the second is eight behind it.
   __device__ void weigh(int t,
                         float (&score)[kGroups][4],
                         const int (&keys)[kGroups],
@@ -310,8 +308,8 @@ struct Softmax {
     }
   }
 
-  // The first round is loaded. The next round's K is on its way while this one's weights are worked out, its V
-  // while the next scores are.
+  // The first round is loaded. The next round's K is on its way while this one's weights are worked out, its
+  // V while the next scores are.
   __device__ void run(const Pages<Kv, kHeadDim>& pages, int first, int end, int context, float scale) {
     constexpr int kRound = kGroups * kStride;
     const int g = static_cast<int>(threadIdx.x) % kWarpSize / 4;

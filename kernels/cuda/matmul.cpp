@@ -242,8 +242,8 @@ Result<std::vector<Matmul::Candidate>> Matmul::library_candidates(const Plan& pl
   return found;
 }
 
-// Only kernels compete that round alike: all above kMostRowsInParts, below that the library's alone where ours
-// do not take the shape.
+// Only kernels compete that round alike: all above kMostRowsInParts, below that the library's alone where
+// ours do not take the shape.
 std::vector<Matmul::Candidate> Matmul::f8_candidates(const Plan& plan,
                                                      const MatmulShape& shape,
                                                      int most) const {

@@ -3,8 +3,8 @@
 // earlier run, for this number of rows or for a few more, otherwise the first guess.
 //
 // Weights in f8_e4m3: rows of x are quantized, too, by the library's kernels and by ours, but of up to
-// kMostRowsInParts rows ours split x into 8-bit floats that add up to it; and where neither can be had, x stays
-// as it is. What is rounded depends on the shape alone, never on what was the fastest.
+// kMostRowsInParts rows ours split x into 8-bit floats that add up to it; and where neither can be had, x
+// stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
 #pragma once
 
 #include <cublasLt.h>

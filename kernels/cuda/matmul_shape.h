@@ -32,8 +32,8 @@ struct MatmulShape {
 // (MatmulOperands::terms): two columns at a time, where a kernel behind it sends whole rows.
 inline constexpr int kMostSentRows = 32;
 
-// Up to so many rows of x, where W is in f8_e4m3, our kernels take x in parts, so that nothing is rounded. More
-// rows are rounded, by whatever kernel: in parts they would cost more than that.
+// Up to so many rows of x, where W is in f8_e4m3, our kernels take x in parts, so that nothing is rounded.
+// More rows are rounded, by whatever kernel: in parts they would cost more than that.
 inline constexpr int kMostRowsInParts = 32;
 
 struct MatmulOperands {

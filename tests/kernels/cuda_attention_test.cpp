@@ -282,7 +282,8 @@ TEST_F(CudaAttention, PromptsTakeCodesOfAnySize) {
 TEST_F(CudaAttention, DecodesTakeCodesAndQueriesOfAnySize) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t dim : {64, 128}) {
-      for (const Scales& scales : {Scales{200, 0.005, 0.005}, {0.02, 50, 100}, {2e-5, 200, 1}, {3e5, 0.002, 1}}) {
+      for (const Scales& scales :
+           {Scales{200, 0.005, 0.005}, {0.02, 50, 100}, {2e-5, 200, 1}, {3e5, 0.002, 1}}) {
         if (dtype == DType::kF16 && scales.q > 1e4) continue;
         compare_state(dtype, DType::kF8E4M3, {8, 2, dim}, {{1, 1, 2}, {300, 77, 130}}, 16, scales);
       }

@@ -124,11 +124,8 @@ class CudaLinearTest : public CudaOpTest {
 
   // How `kernels` has a product of m rows of x and W [n, k] divided, which the kernels for few rows take, by
   // what op_state.h and streamed_division.h say; nothing where that is the first guess.
-  static std::optional<StreamedDivision> wanted_division(LinearKernels kernels,
-                                                         int64_t m,
-                                                         int64_t n,
-                                                         int64_t k,
-                                                         bool f8) {
+  static std::optional<StreamedDivision> wanted_division(
+      LinearKernels kernels, int64_t m, int64_t n, int64_t k, bool f8) {
     using enum StreamedDivision::Form;
     constexpr int64_t kPairRows = 2 * 128;  // of W, of two wide strips
     constexpr int64_t kLeastPairs = 39;     // of processors, on the smallest GPU that these kernels run on

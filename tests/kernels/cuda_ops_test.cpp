@@ -246,6 +246,24 @@ TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
       if (vocab >= shards) compare_samples(rows, vocab, shards, 3);
     }
   }
+  // Nothing but ties, of which the order of ids decides.
+  for (int64_t vocab : {1, 33, 5000}) compare_samples(rows, vocab, 1, 0);
+}
+
+// A block's share of the vocabulary does not fit shared memory.
+TEST_F(CudaSampling, DrawsFromHugeVocabularies) {
+  constexpr int64_t kVocab = 420'000;
+  OpStateOptions options = options_;
+  options.vocab_size = kVocab;
+  gpu_state_.reset();
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  cpu_state_ = cpu_ops().make_state(*cpu_backend_, options).value();
+  std::vector<SampleRow> rows;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    rows.push_back({.slot = 0, .position = 40, .prompt_len = 20, .presence_penalty = 0.5f, .seed = seed});
+    rows.push_back({.slot = 1, .position = 40, .top_k = 40, .top_p = 0.8f, .seed = seed, .num_logprobs = 3});
+  }
+  compare_samples(rows, kVocab, 2, 3);
 }
 
 // Rules of every kind, by themselves and together; the vocabulary is small, so that histories repeat and bans

@@ -72,6 +72,19 @@ class Bench(unittest.TestCase):
         self.assertGreater(result["rows"][0]["context"], 32 + 4)
         self.assertGreater(result["rows"][0]["median_tpot_ms"], 0)
 
+    def test_latency_of_tokens_that_are_drawn(self):
+        result, _ = self.written(
+            ["bench", "latency", harness.smollm(), "--batch", "1,2", "--input-len", 16, "--output-len", 4, "--repeats", 1,
+             "--temperature", 0.6, "--top-p", 0.9, "--top-k", 50, *SMALL], "--save-result", np=1)
+        self.assertEqual([result[name] for name in ("temperature", "top_p", "top_k")], [0.6, 0.9, 50])
+        trace, _ = self.written(
+            ["bench", "latency", harness.smollm(), "--batch", "2", "--input-len", 16, "--output-len", 4, "--repeats", 1,
+             "--temperature", 0.6, *SMALL], "--profile", np=1)
+        tables = {table["label"]: table for table in trace["profile"]["rank_profiles"][0]["tables"]}
+        names = [row["name"] for row in tables["decode, batch 2"]["rows"]]
+        self.assertIn("sample", names)
+        self.assertNotIn("argmax_shard", names)
+
     def test_latency_of_a_batch_without_room(self):
         for length, words in ((64, "--max-model-len is 64"), (96, "and there is memory for")):
             done = harness.run(

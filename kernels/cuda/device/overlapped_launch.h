@@ -36,6 +36,9 @@ inline bool starts_kernels_early() {
   return of_device == kYes;
 }
 
+// Likewise.
+inline bool has_clusters() { return starts_kernels_early(); }
+
 // A launch as the runtime wants it.
 class LaunchConfig {
  public:

@@ -51,18 +51,25 @@ __device__ inline T block_reduce(T value, Combine combine) {
   return result;
 }
 
+// The sum of the values of the lanes up to this one.
+template <typename T>
+__device__ inline T warp_inclusive_sum(T value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    T other = __shfl_up_sync(kFullWarp, value, distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+
 // The sum of the values of the threads before this one.
 template <typename T>
 __device__ inline T block_exclusive_sum(T value) {
   __shared__ T totals[32];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  T inclusive = value;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    T other = __shfl_up_sync(kFullWarp, inclusive, distance);
-    if (lane >= distance) inclusive += other;
-  }
+  const T inclusive = warp_inclusive_sum(value);
   if (lane == 31) totals[warp] = inclusive;
   __syncthreads();
   T before = 0;

@@ -1,6 +1,6 @@
 // How the kernels are launched that multiply few rows of x at the speed at which W is read
-// (streamed_tiles.cuh): which stages a shape takes, what TMA is told of W and x, and x in 8 bits where W is in
-// them.
+// (streamed_tiles.cuh): which stages a shape takes, what TMA is told of W and x, and x in 8 bits where W is
+// in them.
 #pragma once
 
 #include <type_traits>

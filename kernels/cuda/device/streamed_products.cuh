@@ -1,8 +1,8 @@
 // The products of a strip of W with all rows of x (streamed_tiles.cuh), sums in registers: by a warpgroup,
 // whose columns the rows of x are, so that few of them cost little.
 //
-// W in f8_e4m3 is multiplied as it is, by x in 8 bits, one part or several (quantize_rows.h): each part's rows
-// are columns of the product of their own.
+// W in f8_e4m3 is multiplied as it is, by x in 8 bits, one part or several (quantize_rows.h): each part's
+// rows are columns of the product of their own.
 #pragma once
 
 #include "kernels/cuda/device/streamed_tiles.cuh"

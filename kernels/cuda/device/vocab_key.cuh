@@ -23,8 +23,11 @@ __device__ inline float logit_of_bits(uint32_t ordered) {
   return __uint_as_float((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
 }
 
+__device__ inline uint64_t vocab_key_of_bits(uint32_t ordered, int32_t id) {
+  return (static_cast<uint64_t>(ordered) << 32) | static_cast<uint32_t>(~id);
+}
 __device__ inline uint64_t vocab_key(float logit, int32_t id) {
-  return (static_cast<uint64_t>(ordered_bits(logit)) << 32) | static_cast<uint32_t>(~id);
+  return vocab_key_of_bits(ordered_bits(logit), id);
 }
 __device__ inline float value_of_key(uint64_t key) { return logit_of_bits(static_cast<uint32_t>(key >> 32)); }
 __device__ inline int32_t id_of_key(uint64_t key) {
