@@ -109,11 +109,13 @@ Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape, const D
     std::erase_if(cases, [](const KernelCase& kernel) { return kernel.label != "sample"; });
     RETURN_IF_ERROR(measure_cases(bench, cases, rows));
   }
-  return nlohmann::json{{"step", title},
-                        {"decode", shape.decode},
-                        {"batch", shape.decode ? shape.batch : 0},
-                        {"tokens", shape.tokens},
-                        {"rows", rows}};
+  nlohmann::json step = {{"step", title},
+                         {"decode", shape.decode},
+                         {"batch", shape.decode ? shape.batch : 0},
+                         {"tokens", shape.tokens},
+                         {"rows", rows}};
+  if (shape.range_ratio > 0) step["input_lens"] = bench.driver.input_lens();
+  return step;
 }
 
 // Before anything is measured.

@@ -25,6 +25,7 @@ struct Latency {
   double first_token_seconds = 0;
   double step_seconds = 0;
   double context = 0;  // tokens of a sequence in the middle of those steps
+  std::vector<size_t> input_lens;  // tokens of the prompts of the last repeat
 };
 
 int warm_up_len(const LatencyFlags& flags) { return std::min(flags.load.output_len, 8); }
@@ -84,6 +85,7 @@ Result<Latency> measure_latency(const LatencyFlags& flags,
                                 int batch) {
   RETURN_IF_ERROR(bench.run(batch, warm_up_len(flags)).status());
   std::vector<double> first, step, context;
+  std::vector<size_t> input_lens;
   for (int i = 0; i < flags.repeats; ++i) {
     ASSIGN_OR_RETURN(Sample sample, bench.run(batch, output_len(flags, options, batch)));
     first.push_back(sample.first_token_seconds);
@@ -93,8 +95,9 @@ Result<Latency> measure_latency(const LatencyFlags& flags,
           format("of a batch of {} one sequence ended before another's prompt had been read", batch));
     step.push_back(decode.seconds / std::max(1, decode.steps));
     context.push_back(flags.load.input_len + decode.tokens_generated);
+    input_lens = std::move(sample.input_lens);
   }
-  return Latency{median(first), median(step), median(context)};
+  return Latency{median(first), median(step), median(context), std::move(input_lens)};
 }
 
 nlohmann::json prompt_row(const LatencyFlags& flags,
@@ -129,6 +132,7 @@ nlohmann::json latency_row(const LatencyFlags& flags,
                            int batch,
                            const Latency& got) {
   nlohmann::json row = prompt_row(flags, process, ceilings, batch, got);
+  if (flags.load.range_ratio > 0) row["input_lens"] = got.input_lens;
   if (decodes(flags)) {
     const StepFloor floor = decode_floor(process, ceilings, batch, std::lround(got.context));
     std::printf("  %8.3f  %12.1f  %8.3f  %7.0f%%",

@@ -23,13 +23,17 @@ Result<Sample> EngineBench::run(int count, int output_len) {
   requests.reserve(static_cast<size_t>(count));
   sequences.reserve(static_cast<size_t>(count));
   RandomLengths lengths(flags_.input_len, flags_.range_ratio, count);
-  for (int i = 0; i < count; ++i) requests.push_back(random_request(lengths.next(random_), output_len));
+  std::vector<size_t> input_lens;
+  for (int i = 0; i < count; ++i) {
+    requests.push_back(random_request(lengths.next(random_), output_len));
+    input_lens.push_back(requests.back().prompt.size());
+  }
   int64_t begin = now_ns();
   for (sched::SequenceRequest& request : requests) {
     sequences.push_back(std::make_shared<LocalSequence>([this](int32_t) { progress_.add(); }));
     RETURN_IF_ERROR(engine_->submit(std::move(request), sequences.back()).status());
   }
-  Sample sample;
+  Sample sample{.input_lens = std::move(input_lens)};
   int64_t last_first = begin;
   int64_t last = begin;
   std::vector<std::vector<int64_t>> all_times;

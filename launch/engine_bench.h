@@ -17,6 +17,7 @@ struct Sample {
   double first_token_seconds = 0;  // until the last of the batch's first tokens
   DecodeWindow decode;
   int64_t output_tokens = 0;
+  std::vector<size_t> input_lens;  // tokens of each prompt
 };
 
 // Rank 0 only; the others follow.

@@ -24,9 +24,11 @@ Status StepDriver::add_sequences(const StepShape& shape, std::vector<sched::Sequ
   std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(vocab_size_) - 1);
   int count = shape.decode ? shape.batch : 1;
   ids.reserve(static_cast<size_t>(count));
+  input_lens_.clear();
   RandomLengths lengths(shape.tokens, shape.decode ? shape.range_ratio : 0, count);
   for (int i = 0; i < count; ++i) {
     const int length = lengths.next(random_);
+    input_lens_.push_back(length);
     sched::SequenceRequest request{.id = next_id_++, .arrival = Clock::now()};
     request.prompt.reserve(static_cast<size_t>(length));
     for (int j = 0; j < length; ++j) request.prompt.push_back(token(random_));

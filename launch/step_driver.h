@@ -29,6 +29,8 @@ class StepDriver {
   // device is idle afterwards and what the step read still stands there. resource_exhausted when the KV cache
   // is too small for the batch.
   Status run(const StepShape& shape, const std::function<void()>& begin, const std::function<void()>& end);
+  // Tokens of the prompts of the last run.
+  const std::vector<int>& input_lens() const { return input_lens_; }
 
  private:
   Status add_sequences(const StepShape& shape, std::vector<sched::SequenceId>& ids);
@@ -39,6 +41,7 @@ class StepDriver {
   sched::Scheduler scheduler_;
   sched::StepPlan plan_;
   std::vector<sched::TokenEvent> events_;
+  std::vector<int> input_lens_;
   std::mt19937 random_{1};  // the same on every rank
   sched::SequenceId next_id_ = 1;
 };

@@ -6,7 +6,11 @@ source "$(dirname "$0")/console.sh"
 cd "$repo_dir"
 builds=() all=false
 for argument in "$@"; do
-  if [ "$argument" = --all ]; then all=true; else builds+=("$argument"); fi
+  case $argument in
+    --all) all=true ;;
+    -*) fail "usage: scripts/tidy.sh BUILD_DIR… [--all]" ;;
+    *) builds+=("$argument") ;;
+  esac
 done
 [ ${#builds[@]} -gt 0 ] || fail "usage: scripts/tidy.sh BUILD_DIR… [--all]"
 

@@ -1,11 +1,13 @@
 #include "kernels/cuda/cuda_op_state.h"
 
+#include "kernels/cuda/row_team.h"
 #include "src/base/cache_folder.h"
 
 namespace llm_dist::kernels {
 
 int64_t CudaOpState::workspace_bytes(const OpStateOptions& options) {
-  const int64_t sample_bytes = 2 * options.max_sequences * options.vocab_size * int64_t{sizeof(float)};
+  const int64_t sample_bytes = SampleMemory::of(options.vocab_size).words_of_entry * options.max_sequences *
+                               options.vocab_size * int64_t{sizeof(uint32_t)};
   return kFixedBytes + aligned(attention_plan_bytes(options) + sample_bytes) + code_bytes(options) +
          code_scale_bytes(options);
 }

@@ -31,8 +31,8 @@ class CudaOpState : public OpState {
   const HopperPrompts& hopper_prompts() const { return hopper_prompts_; }
   float* attention_scratch() const { return reinterpret_cast<float*>(buffer_.data() + kMatmulBytes); }
   std::byte* plan_memory() const { return buffer_.data() + kFixedBytes; }
-  // [2, max_sequences, vocab_size]
-  uint32_t* sample_scratch() const {
+  // Of SampleMemory, for max_sequences rows.
+  uint32_t* sample_memory() const {
     return reinterpret_cast<uint32_t*>(plan_memory() + attention_plan_bytes(options_));
   }
   // Of the step being issued.

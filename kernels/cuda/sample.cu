@@ -19,8 +19,6 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kResidents = 3;                    // blocks that a processor has room for
-constexpr int kMostSharedBytes = 200 << 10;      // of ids' keys
-constexpr int kMostSharedBytesAlone = 32 << 10;  // of a block alone, as every device has them
 constexpr uint32_t kMaskedKey = 0x007fffff;      // of −inf
 
 // Of the most probable token; of all entries together it fits 64 bits.
@@ -608,11 +606,8 @@ void sample_cuda(OpState& state, device::Stream& stream, const SampleParams& par
         cuda_state.options().vocab_size);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (n == 0 || !cuda.enter()) return;
-  const int blocks = team_blocks_for(1);
-  const int64_t key_bytes = ceil_div(params.vocab_size, blocks) * int64_t{sizeof(uint32_t)};
-  const bool fits = key_bytes <= (blocks > 1 ? kMostSharedBytes : kMostSharedBytesAlone);
-  const int shared_bytes = fits ? static_cast<int>(key_bytes) : 0;
-  uint32_t* keys = fits ? nullptr : cuda_state.sample_scratch() + n * params.vocab_size;
+  const SampleMemory memory = SampleMemory::of(params.vocab_size);
+  uint32_t* counts = cuda_state.sample_memory();
   const SampleArgs args{.logits = static_cast<const float*>(logits.data),
                         .shard_stride = logits.stride(0),
                         .row_stride = logits.stride(1),
@@ -622,14 +617,15 @@ void sample_cuda(OpState& state, device::Stream& stream, const SampleParams& par
                         .history = rows_as<const int32_t>(params.history),
                         .rule_words = static_cast<const int32_t*>(params.rule_words.data),
                         .records = rows_as<int32_t>(params.records),
-                        .counts = cuda_state.sample_scratch(),
-                        .keys = keys};
-  const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(n * blocks)),
+                        .counts = counts,
+                        .keys = memory.shared_bytes > 0 ? nullptr : counts + n * params.vocab_size};
+  const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(n * memory.blocks)),
                                 .threads = kThreads,
                                 .stream = cuda.handle(),
-                                .shared_bytes = shared_bytes,
-                                .cluster_blocks = blocks > 1 ? blocks : 0};
-  (void)cudaFuncSetAttribute(sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+                                .shared_bytes = static_cast<int>(memory.shared_bytes),
+                                .cluster_blocks = memory.blocks > 1 ? memory.blocks : 0};
+  (void)cudaFuncSetAttribute(
+      sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
   cuda.check(launch_overlapped(sample_rows, launch, args), "sample");
 }
 

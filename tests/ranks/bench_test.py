@@ -197,14 +197,28 @@ class Bench(unittest.TestCase):
         self.assertNotIn("sample", steps["prompt of 64 tokens"])
         self.assertIn("of ceiling", done.stdout)
 
+    def assert_unequal(self, lengths, count, mean, ratio):
+        self.assertEqual((len(lengths), sum(lengths)), (count, count * mean))
+        self.assertGreater(len(set(lengths)), count // 2)
+        self.assertTrue(all(abs(length - mean) <= ratio * mean for length in lengths), lengths)
+
+    def test_latency_of_unequal_prompts(self):
+        result, _ = self.written(
+            ["bench", "latency", harness.smollm(), "--batch", "1,6", "--input-len", 40, "--output-len", 2, "--repeats", 1,
+             "--random-range-ratio", 0.5, *SMALL], "--save-result", np=1)
+        self.assertEqual(result["rows"][0]["input_lens"], [40])
+        self.assert_unequal(result["rows"][1]["input_lens"], 6, 40, 0.5)
+
     def test_kernels_of_unequal_contexts(self):
         def attention(ratio, contexts):
             result, _ = self.written(["bench", "kernels", harness.smollm(), "--batch", 4, "--input-len", 40,
                                       "--random-range-ratio", ratio, *SMALL], "--save-result", np=1)
             self.assertEqual(result["random_range_ratio"], ratio)
-            steps = {step["step"]: step["rows"] for step in result["steps"]}
-            return next(row for row in steps[f"decode, batch 4, contexts of {contexts} tokens"]
-                        if row["op"] == "attention")
+            steps = {step["step"]: step for step in result["steps"]}
+            step = steps[f"decode, batch 4, contexts of {contexts} tokens"]
+            if ratio > 0:
+                self.assert_unequal(step["input_lens"], 4, 40, ratio)
+            return next(row for row in step["rows"] if row["op"] == "attention")
 
         # As many keys on the mean, but for the steps that lead to the one that is timed.
         self.assertAlmostEqual(attention(0.9, "40 ± 90 %")["bytes"] / attention(0, "40")["bytes"], 1, delta=0.1)

@@ -6,22 +6,10 @@
 #include <cstring>
 
 #include "kernels/cuda/device/cluster.cuh"
-#include "kernels/cuda/device/overlapped_launch.h"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/row_team.h"
 
 namespace llm_dist::kernels {
-
-// Clusters of so many blocks are to be had on every device that has any.
-inline constexpr int kMostTeamBlocks = 8;
-
-// What the teams of so many rows are to be launched with on the calling thread's device, in clusters along x:
-// fewer where all have enough to do with fewer.
-inline int team_blocks_for(int64_t rows) {
-  constexpr int64_t kEnoughBlocks = 512;
-  int blocks = has_clusters() ? kMostTeamBlocks : 1;
-  while (blocks > 1 && rows * blocks > kEnoughBlocks) blocks /= 2;
-  return blocks;
-}
 
 __device__ inline int team_blocks() {
 #if __CUDA_ARCH__ >= 900
