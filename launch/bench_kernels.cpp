@@ -90,7 +90,7 @@ Status measure_cases(KernelBench& bench, const std::vector<KernelCase>& cases, n
   return ok_status();
 }
 
-// Of a greedy step all ops; of the same step that draws only the drawing, which takes argmax's place.
+// Of a greedy step all ops; of one that draws only the drawing, which takes argmax's place.
 Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape, const DrawFlags& draw) {
   auto begin = [&] { bench.recorder.begin(); };
   auto end = [&] { bench.recorder.end(); };
@@ -102,7 +102,8 @@ Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape, const D
   nlohmann::json rows = nlohmann::json::array();
   RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
   RETURN_IF_ERROR(measure_cases(bench, bench.recorder.take(), rows));
-  if (shape.decode) {
+  const std::vector<int> input_lens = bench.driver.input_lens();
+  if (shape.decode && draw.temperature > 0) {
     shape.draw = draw;
     RETURN_IF_ERROR(bench.driver.run(shape, begin, end));
     std::vector<KernelCase> cases = bench.recorder.take();
@@ -114,7 +115,7 @@ Result<nlohmann::json> measure_step(KernelBench& bench, StepShape shape, const D
                          {"batch", shape.decode ? shape.batch : 0},
                          {"tokens", shape.tokens},
                          {"rows", rows}};
-  if (shape.range_ratio > 0) step["input_lens"] = bench.driver.input_lens();
+  if (shape.range_ratio > 0) step["input_lens"] = input_lens;
   return step;
 }
 

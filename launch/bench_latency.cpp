@@ -24,7 +24,7 @@ struct LatencyFlags {
 struct Latency {
   double first_token_seconds = 0;
   double step_seconds = 0;
-  double context = 0;  // tokens of a sequence in the middle of those steps
+  double context = 0;              // tokens of a sequence in the middle of those steps
   std::vector<size_t> input_lens;  // tokens of the prompts of the last repeat
 };
 

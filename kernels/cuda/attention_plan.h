@@ -66,7 +66,7 @@ struct AttentionPlan {
 inline constexpr int kPromptRows = 64;  // of a block
 inline constexpr int kHopperPromptRows = 128;
 inline constexpr int kHopperPromptKeys = 128;  // of a tile
-inline constexpr int kDecodeKeys = 16;         // of a warp's round
+inline constexpr int kDecodeKeys = 16;         // of a group of a warp's round
 inline constexpr int kDecodeWarps = 4;         // of a block
 // Decode blocks that a processor has at a time, unless it is to have fewer.
 inline constexpr int kDecodeResidents = 3;

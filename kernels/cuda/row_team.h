@@ -7,6 +7,14 @@
 
 namespace llm_dist::kernels {
 
+// As the kernels are compiled: device code for less than compute capability 9.0 knows no teams, wherever it
+// runs.
+#ifdef LLM_DIST_SM90A
+inline constexpr bool kCompiledForTeams = true;
+#else
+inline constexpr bool kCompiledForTeams = false;
+#endif
+
 // Clusters of so many blocks are to be had on every device that has any.
 inline constexpr int kMostTeamBlocks = 8;
 
@@ -14,13 +22,13 @@ inline constexpr int kMostTeamBlocks = 8;
 // fewer where all have enough to do with fewer.
 inline int team_blocks_for(int64_t rows) {
   constexpr int64_t kEnoughBlocks = 512;
-  int blocks = has_clusters() ? kMostTeamBlocks : 1;
+  int blocks = kCompiledForTeams && has_clusters() ? kMostTeamBlocks : 1;
   while (blocks > 1 && rows * blocks > kEnoughBlocks) blocks /= 2;
   return blocks;
 }
 
-// Of sampling (sample.cu): a 32-bit key for each entry of a row, in shared memory where a block's share of them
-// fits there.
+// Of sampling (sample.cu): a 32-bit key for each entry of a row, in shared memory where a block's share of
+// them fits there.
 struct SampleMemory {
   int blocks = 1;              // of a row's team
   int64_t shared_bytes = 0;    // of a block; 0 where keys are in device memory

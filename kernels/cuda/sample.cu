@@ -3,8 +3,6 @@
 // running count or mass reach a target?", answered by a few histograms, each of what one bin of the one
 // before has; no sort. Masses are whole numbers, so that they are the same in whatever order they are added
 // up.
-#include <algorithm>
-
 #include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/row_team.cuh"
@@ -18,8 +16,8 @@ namespace llm_dist::kernels {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kResidents = 3;                    // blocks that a processor has room for
-constexpr uint32_t kMaskedKey = 0x007fffff;      // of −inf
+constexpr int kResidents = 3;                // blocks that a processor has room for
+constexpr uint32_t kMaskedKey = 0x007fffff;  // of −inf
 
 // Of the most probable token; of all entries together it fits 64 bits.
 constexpr int kMassBits = 44;
@@ -107,11 +105,11 @@ __device__ void load_keys(const SampleArgs& args, int64_t row, const Work& work)
 struct Masses {
   float max;
   float inverse_temperature = 1;
-  float min_p = 0;  // what has a smaller weight has none
+  float min_p = 0;  // what has a smaller weight has none, and what is no number
 
   __device__ uint64_t operator()(uint32_t key) const {
     const float weight = expf((logit_of_bits(key) - max) * inverse_temperature);
-    return weight < min_p ? 0 : __float2ull_rn(weight * static_cast<float>(uint64_t{1} << kMassBits));
+    return weight >= min_p ? __float2ull_rn(weight * static_cast<float>(uint64_t{1} << kMassBits)) : 0;
   }
 };
 
@@ -347,6 +345,7 @@ class Ranks {
   // The place in which the target is reached; what lies above it is added to `above`. A thread has a place.
   template <typename Reached>
   __device__ int place_reached(const Histogram& histogram, Reached&& reached, Tail& above) const {
+    static_assert(Histogram::kPlaces <= kThreads);
     constexpr int kWarps = Histogram::kPlaces / kWarpSize;
     __shared__ uint64_t masses[kWarps + 1];
     __shared__ uint32_t counts[kWarps + 1];
@@ -624,8 +623,7 @@ void sample_cuda(OpState& state, device::Stream& stream, const SampleParams& par
                                 .stream = cuda.handle(),
                                 .shared_bytes = static_cast<int>(memory.shared_bytes),
                                 .cluster_blocks = memory.blocks > 1 ? memory.blocks : 0};
-  (void)cudaFuncSetAttribute(
-      sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  (void)cudaFuncSetAttribute(sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
   cuda.check(launch_overlapped(sample_rows, launch, args), "sample");
 }
 
