@@ -40,13 +40,13 @@ __global__ void __launch_bounds__(kThreads) argmax_shard(RowView<const float> lo
   for (int v = begin; v < end; v += kAtOnce * kThreads) {
     float some[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) some[i] = v + i * kThreads < end ? x[v + i * kThreads] : -INFINITY;
+    for (int j = 0; j < kAtOnce; ++j) some[j] = v + j * kThreads < end ? x[v + j * kThreads] : -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float one = clean_logit(some[i]);
-      if (one <= value || (bans && is_banned(row, first + v + i * kThreads))) continue;
+    for (int j = 0; j < kAtOnce; ++j) {
+      const float one = clean_logit(some[j]);
+      if (one <= value || (bans && is_banned(row, first + v + j * kThreads))) continue;
       value = one;
-      id = first + v + i * kThreads;
+      id = first + v + j * kThreads;
     }
   }
   RowTeam team;

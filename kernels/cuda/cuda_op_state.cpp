@@ -1,6 +1,6 @@
 #include "kernels/cuda/cuda_op_state.h"
 
-#include "kernels/cuda/row_team.h"
+#include "kernels/cuda/sample_memory.h"
 #include "src/base/cache_folder.h"
 
 namespace llm_dist::kernels {

@@ -25,9 +25,8 @@ struct StreamArgs {
   int columns = 0;  // of y
   int steps = 0;    // stages that hold all columns of W
   int64_t y_stride = 0;
-  const float* x_scales =
-      nullptr;          // of its rows, where they come in 8 bits; for as many as there is room for
-  bool floats = false;  // y
+  const float* x_scales = nullptr;  // where x comes in 8 bits: of as many rows as there is room for
+  bool floats = false;              // y
   bool gated = false;
 };
 
