@@ -148,9 +148,9 @@ bool linear_terms_cuda(OpState& state, device::Stream& stream, const LinearTerms
 }
 
 bool makes_shares_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation) {
-  constexpr int64_t kManyRows = 4096;
-  return static_cast<const CudaOpState&>(state).matmul().prefers_shares(
-      shape_by(weight, kManyRows, has_bias, activation), 1);
+  const auto& cuda_state = static_cast<const CudaOpState&>(state);
+  const int64_t rows = cuda_state.options().max_tokens;
+  return cuda_state.matmul().prefers_shares(shape_by(weight, rows, has_bias, activation), 1);
 }
 
 bool hands_rows_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation, int ranks) {

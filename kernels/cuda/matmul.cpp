@@ -103,9 +103,15 @@ void Matmul::end_tuning() {
     log_warning("choices of kernels for matrix products are not kept: {}", saved.message());
 }
 
+// Whether there is memory for codes of x, where it needs any: there is none where nobody announced such
+// weights.
+bool Matmul::has_codes(const MatmulShape& shape) const {
+  const int64_t rows = std::max(shape.m, StreamMemory::kMostCodeRows);
+  return !shape.f8_weight || rows * shape.k <= memory_.codes_bytes;
+}
+
 bool Matmul::takes_streamed(const MatmulShape& shape) const {
-  const bool has_room = !shape.f8_weight || StreamMemory::kMostCodeRows * shape.k <= memory_.codes_bytes;
-  return kernels_ != LinearKernels::kLibrary && has_room && streamed_.takes(shape);
+  return kernels_ != LinearKernels::kLibrary && has_codes(shape) && streamed_.takes(shape);
 }
 
 // Likely best first; none where ours do not take the shape.
@@ -125,12 +131,12 @@ std::vector<Matmul::Candidate> Matmul::streamed_candidates(const MatmulShape& sh
 }
 
 bool Matmul::prefers_gated(const MatmulShape& shape) const {
-  if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_gated(shape)) return false;
+  if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !prompts_.takes_gated(shape)) return false;
   return are_ours(kernels_) || shape.m >= kPromptRows;
 }
 
 bool Matmul::prefers_plain(const MatmulShape& shape) const {
-  if (kernels_ == LinearKernels::kLibrary || !prompts_.takes_plain(shape)) return false;
+  if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !prompts_.takes_plain(shape)) return false;
   if (are_ours(kernels_)) return true;
   return shape.m >= kPromptRows && shape.m % PromptLinear::kClusterRows == 0;
 }
@@ -140,14 +146,15 @@ bool Matmul::hands(const MatmulShape& shape, int ranks) const {
 }
 
 bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
-  return kernels_ != LinearKernels::kLibrary && prompts_.takes_shares(shape, shares);
+  return kernels_ != LinearKernels::kLibrary && has_codes(shape) && prompts_.takes_shares(shape, shares);
 }
 
-void Matmul::run_shares(const MatmulShape& shape,
-                        const MatmulOperands& operands,
+void Matmul::run_shares(MatmulShape shape,
+                        MatmulOperands operands,
                         std::span<void* const> shares,
                         int first,
                         device::CudaStream& stream) const {
+  if (Status status = quantize_x(shape, operands, stream); !status.ok()) return stream.fail(std::move(status));
   stream.check(prompts_.launch_shares(shape, operands, shares, first, stream.handle()), "linear in shares");
 }
 
@@ -158,6 +165,30 @@ bool Matmul::takes_quantized(const MatmulShape& shape) const {
          shape.m * shape.k <= memory_.codes_bytes;
 }
 
+// Rows of x by a weight in f8_e4m3, rounded: their codes in the place of x.
+Status Matmul::quantize_x(MatmulShape& shape, MatmulOperands& operands, device::CudaStream& stream) const {
+  if (!shape.f8_weight) return ok_status();
+  const QuantizeRows rows{.in = shape.in,
+                          .x = operands.x,
+                          .x_stride = shape.x_stride,
+                          .rows = shape.m,
+                          .k = shape.k,
+                          .part_rows = shape.m,
+                          .codes = memory_.codes,
+                          .scales = memory_.scales};
+  operands.x = memory_.codes;
+  operands.x_scales = memory_.scales;
+  shape.x_stride = shape.k;
+  return device::cuda_status(launch_quantize_rows(rows, stream.handle()), "quantize_rows");
+}
+
+Status Matmul::issue_prompt(MatmulShape shape, MatmulOperands operands, device::CudaStream& stream) const {
+  RETURN_IF_ERROR(quantize_x(shape, operands, stream));
+  const cudaError_t error = shape.gated ? prompts_.launch_gated(shape, operands, stream.handle())
+                                        : prompts_.launch_plain(shape, operands, stream.handle());
+  return device::cuda_status(error, "prompt's linear");
+}
+
 Status Matmul::issue(const Plan& plan,
                      const MatmulShape& shape,
                      const Candidate& candidate,
@@ -165,10 +196,7 @@ Status Matmul::issue(const Plan& plan,
                      device::CudaStream& stream) const {
   using enum Candidate::Kernel;
   switch (candidate.kernel) {
-    case kPromptGated:
-      return device::cuda_status(prompts_.launch_gated(shape, operands, stream.handle()), "gated linear");
-    case kPromptPlain:
-      return device::cuda_status(prompts_.launch_plain(shape, operands, stream.handle()), "prompt's linear");
+    case kPrompt: return issue_prompt(shape, operands, stream);
     case kStreamed: {
       const StreamMemory memory{.sums = static_cast<float*>(memory_.workspace),
                                 .flags = memory_.flags,
@@ -210,25 +238,13 @@ Status Matmul::issue_then_gate(const Plan& plan,
 }
 
 Status Matmul::issue_library(const Plan& plan,
-                             const MatmulShape& shape,
+                             MatmulShape shape,
                              const Candidate& candidate,
-                             const MatmulOperands& operands,
+                             MatmulOperands operands,
                              device::CudaStream& stream) const {
-  if (shape.f8_weight) {
-    const QuantizeRows rows{.in = shape.in,
-                            .x = operands.x,
-                            .x_stride = shape.x_stride,
-                            .rows = shape.m,
-                            .k = shape.k,
-                            .part_rows = shape.m,
-                            .codes = memory_.codes,
-                            .scales = memory_.scales};
-    RETURN_IF_ERROR(device::cuda_status(launch_quantize_rows(rows, stream.handle()), "quantize_rows"));
-  }
-  MatmulOperands given = operands;
-  if (shape.f8_weight) given.x = memory_.codes;
+  RETURN_IF_ERROR(quantize_x(shape, operands, stream));
   return plan.library.multiply(
-      handle_, candidate.library, given, {memory_.workspace, memory_.workspace_bytes}, stream.handle());
+      handle_, candidate.library, operands, {memory_.workspace, memory_.workspace_bytes}, stream.handle());
 }
 
 Result<std::vector<Matmul::Candidate>> Matmul::library_candidates(const Plan& plan,
@@ -304,12 +320,8 @@ Status Matmul::choose(Plan& plan,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
-  if (prefers_gated(shape)) {
-    plan.choice.kernel = Candidate::Kernel::kPromptGated;
-    return ok_status();
-  }
-  if (prefers_plain(shape)) {
-    plan.choice.kernel = Candidate::Kernel::kPromptPlain;
+  if (prefers_gated(shape) || prefers_plain(shape)) {
+    plan.choice.kernel = Candidate::Kernel::kPrompt;
     return ok_status();
   }
   if (take_known(plan, shape, choices_.find(shape))) return ok_status();

@@ -58,8 +58,8 @@ class Matmul {
   bool hands(const MatmulShape& shape, int ranks) const;
   // Whether one kernel makes y in so many runs of rows; then run_shares does (PromptLinear::launch_shares).
   bool prefers_shares(const MatmulShape& shape, int shares) const;
-  void run_shares(const MatmulShape& shape,
-                  const MatmulOperands& operands,
+  void run_shares(MatmulShape shape,
+                  MatmulOperands operands,
                   std::span<void* const> shares,
                   int first,
                   device::CudaStream& stream) const;
@@ -80,8 +80,7 @@ class Matmul {
       kLibrary,
       kStreamed,
       kByRows,       // one row of x after the other, whatever the shape
-      kPromptGated,  // ours for prompts: the gate applied where the sums are
-      kPromptPlain,  // without a gate
+      kPrompt,  // ours for prompts, which applies a gate where the sums are
     };
     Kernel kernel = Kernel::kLibrary;
     StreamedDivision division;       // of kStreamed
@@ -97,6 +96,9 @@ class Matmul {
   bool prefers_gated(const MatmulShape& shape) const;
   bool prefers_plain(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
+  bool has_codes(const MatmulShape& shape) const;
+  Status quantize_x(MatmulShape& shape, MatmulOperands& operands, device::CudaStream& stream) const;
+  Status issue_prompt(MatmulShape shape, MatmulOperands operands, device::CudaStream& stream) const;
   bool take_known(Plan& plan, const MatmulShape& shape, const MatmulChoices::Algorithm* known) const;
   Result<std::vector<Candidate>> library_candidates(const Plan& plan,
                                                     const MatmulShape& shape,
@@ -109,9 +111,9 @@ class Matmul {
                          const MatmulOperands& operands,
                          device::CudaStream& stream) const;
   Status issue_library(const Plan& plan,
-                       const MatmulShape& shape,
+                       MatmulShape shape,
                        const Candidate& candidate,
-                       const MatmulOperands& operands,
+                       MatmulOperands operands,
                        device::CudaStream& stream) const;
   Result<const Plan*> plan_for(const MatmulShape& shape,
                                const MatmulOperands& operands,

@@ -41,6 +41,7 @@ struct MatmulOperands {
   const void* w = nullptr;
   const void* bias = nullptr;
   const float* w_scales = nullptr;  // [n], of f8_e4m3
+  const float* x_scales = nullptr;  // [m], of an x that was quantized
   void* y = nullptr;
   void* product = nullptr;  // of a gated one, [m, n]: memory for x · Wᵀ where it comes before the gate
   // Where y's rows go in the place of y, as terms of sums over ranks; of products that send them

@@ -53,10 +53,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                    const __grid_constant__ TileArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ std::byte raw[];
-  __shared__ uint64_t barriers[2 * kStages];
-  const Memory memory{raw + (1024 - shared_address(raw) % 1024) % 1024, barriers, barriers + kStages};
+  __shared__ uint64_t barriers[2 * Kind::kStages];
+  const Memory<Kind> memory{
+      raw + (1024 - shared_address(raw) % 1024) % 1024, barriers, barriers + Kind::kStages};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < Kind::kStages; ++i) {
       barrier_init(memory.full + i, 1);
       barrier_init(memory.empty + i, C::kSharers * kMultipliers);
     }
@@ -81,9 +82,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMultiplierRegisters));
-    Multiplier<T, Kind, C> multiplier{.memory = memory, .walk = walk, .group = group};
+    using Multiplies = std::conditional_t<Kind::kCodes, CodeMultiplier<T, Kind, C>, Multiplier<T, Kind, C>>;
+    Multiplies multiplier{{memory, walk, group}};
     float sums[Kind::kSums] = {};
-    multiplier.tile = walk.tile(walk.first());
     for (int i = walk.first(); i < args.tiles; i += walk.clusters()) {
       const Tile tile = multiplier.tile;
       const int row = tile.row + group * kGroupRows;
@@ -92,10 +93,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         continue;
       }
       multiplier.multiply(sums, i + walk.clusters());
-      multiplier.keep(sums, y.of_share[tile.share], row, tile.column);
+      multiplier.keep(sums, y.of_share[tile.share], tile);
     }
     multiplier.store_rest();
-    if (multiplier.thread == 0) stores_done();
     __syncwarp();
   }
   if (args.second) wait_for_previous();
@@ -143,7 +143,7 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                            const Portion& portion,
                            cudaStream_t stream) {
   const int64_t rows = shape.m / shares.count();
-  const int steps = static_cast<int>(shape.k / kStageColumns);
+  const int steps = static_cast<int>(shape.k / Kind::kStageColumns);
   const TileArgs args{.rows = static_cast<int>(rows),
                       .half_stride = Kind::kGates ? static_cast<int>(shape.columns()) : Kind::kHalfRows,
                       .steps = steps,
@@ -154,20 +154,25 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                       .tiles = portion.tiles,
                       .first_share = shares.first,
                       .shares = static_cast<int>(shares.count()),
-                      .second = portion.second};
+                      .second = portion.second,
+                      .x_scales = operands.x_scales,
+                      .w_scales = operands.w_scales,
+                      .w_rows = static_cast<int>(shape.n)};
+  const DType in = Kind::kCodes ? DType::kF8E4M3 : shape.in;
   CUtensorMap x;
   CUtensorMap w;
   OutMaps y;
   cudaError_t error =
-      encoder.encode(rows_of(shape.in, operands.x, shape.k, shape.m, shape.x_stride, C::kXRows), x);
+      encoder.encode(rows_of(in, operands.x, shape.k, shape.m, shape.x_stride, C::kXRows), x);
   if (error == cudaSuccess)
     error =
-        encoder.encode(rows_of(shape.in, operands.w, shape.k, shape.n, shape.k, C::template kWRows<Kind>), w);
+        encoder.encode(rows_of(in, operands.w, shape.k, shape.n, shape.k, C::template kWRows<Kind>), w);
   for (size_t i = 0; i < shares.y.size() && error == cudaSuccess; ++i) {
     error = encoder.encode(rows_of(shape.out, shares.y[i], shape.columns(), rows, shape.y_stride, kGroupRows),
                            y.of_share[i]);
   }
   auto* kernel = multiply_tiles<T, Kind, C>;
+  constexpr int kSharedBytes = Memory<Kind>::kSharedBytes;
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
@@ -180,13 +185,15 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
   return launch_overlapped(kernel, launch, x, w, y, shares.x, args);
 }
 
-// Clusters of eight that find room at the same time. What takes room is the same for every kind.
+// Clusters of eight that find room at the same time: of every kind, as none has room for two blocks on a
+// processor.
 int eights_at_once() {
+  using Kind = GatedOf<false>;
   const OverlappedLaunch launch{.grid = dim3(Eight::kBlocks),
                                 .threads = kThreads,
-                                .shared_bytes = kSharedBytes,
+                                .shared_bytes = Memory<Kind>::kSharedBytes,
                                 .cluster_blocks = Eight::kBlocks};
-  return clusters_at_once(multiply_tiles<__nv_bfloat16, Gated, Eight>, launch);
+  return clusters_at_once(multiply_tiles<__nv_bfloat16, Kind, Eight>, launch);
 }
 
 // How the tiles of y are divided between clusters of eight and pairs beside them: so that both end early, and
@@ -208,7 +215,7 @@ Division divide(const MatmulShape& shape, int64_t shares, int processors, int ei
   // Of narrow tiles there may be more than fill the columns: what that takes is among their rounds.
   const bool fills_columns = shape.columns() % (Eight::kColumns * Kind::kColumns) == 0;
   const bool fills =
-      shape.m % (shares * PromptLinear::kClusterRows) == 0 && (fills_columns || std::is_same_v<Kind, Narrow>);
+      shape.m % (shares * PromptLinear::kClusterRows) == 0 && (fills_columns || Kind::kWRows < kMostWRows);
   if (eights == 0 || !fills) return best;
   const Portion all = all_tiles<Kind, Eight>(shape, shares, eights);
   const int rest = (processors - eights * Eight::kBlocks) / Pair::kBlocks;
@@ -250,9 +257,10 @@ cudaError_t launch_divided(const HopperDevice& device,
 bool is_better(const Division& narrow, const Division& wide, const MatmulShape& shape) {
   constexpr int kMore = 105;  // percent
   constexpr int kMostColumns = 110;
+  using Narrow = NarrowOf<false>;
   const int64_t columns = ceil_div(shape.columns(), Narrow::kColumns) * Narrow::kColumns;
   return columns * 100 <= shape.columns() * kMostColumns &&
-         narrow.rounds() * Narrow::kWRows * kMore < wide.rounds() * Plain::kWRows * 100;
+         narrow.rounds() * Narrow::kWRows * kMore < wide.rounds() * PlainOf<false>::kWRows * 100;
 }
 
 // Of x and y, which have the same ones.
@@ -277,13 +285,53 @@ cudaError_t launch_as(const HopperDevice& device,
              : launch_divided<__half, Kind>(device, division, shape, operands, shares, stream);
 }
 
+template <bool kCodes>
+cudaError_t launch_plain_of(const HopperDevice& device,
+                            int eights,
+                            const MatmulShape& shape,
+                            const MatmulOperands& operands,
+                            cudaStream_t stream) {
+  using Wide = PlainOf<kCodes>;
+  using Narrow = NarrowOf<kCodes>;
+  const int64_t shares = count_shares(operands);
+  const Division wide = divide<Wide>(shape, shares, device.processors, eights);
+  const Division narrow = divide<Narrow>(shape, shares, device.processors, eights);
+  return is_better(narrow, wide, shape) ? launch_as<Narrow>(device, narrow, shape, operands, stream)
+                                        : launch_as<Wide>(device, wide, shape, operands, stream);
+}
+
+template <bool kCodes>
+cudaError_t launch_gated_of(const HopperDevice& device,
+                            int eights,
+                            const MatmulShape& shape,
+                            const MatmulOperands& operands,
+                            cudaStream_t stream) {
+  using Kind = GatedOf<kCodes>;
+  const Division division = divide<Kind>(shape, count_shares(operands), device.processors, eights);
+  return launch_as<Kind>(device, division, shape, operands, stream);
+}
+
+template <bool kCodes>
+cudaError_t launch_shares_of(const HopperDevice& device,
+                             const MatmulShape& shape,
+                             const MatmulOperands& operands,
+                             const Shares& shares,
+                             cudaStream_t stream) {
+  using Kind = PlainOf<kCodes>;
+  const Portion all = all_tiles<Kind, Pair>(shape, shares.count(), device.processors / Pair::kBlocks);
+  return shape.in == DType::kBF16
+             ? launch_portion<__nv_bfloat16, Kind, Pair>(device.encoder, shape, operands, shares, all, stream)
+             : launch_portion<__half, Kind, Pair>(device.encoder, shape, operands, shares, all, stream);
+}
+
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
   const bool types = (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in &&
-                     !shape.f8_weight && !shape.has_bias;
+                     !shape.has_bias;
+  const int stage_columns = shape.f8_weight ? GatedOf<true>::kStageColumns : GatedOf<false>::kStageColumns;
   const bool aligned =
       shape.alignment >= 16 && shape.x_stride % kVecWidth == 0 && shape.y_stride % kVecWidth == 0;
   return device.supported && types && aligned && shape.m >= kLeastRows && shape.k > 0 &&
-         shape.k % kStageColumns == 0 && shape.n % kMostWRows == 0;
+         shape.k % stage_columns == 0 && shape.n % kMostWRows == 0;
 }
 
 }  // namespace
@@ -298,8 +346,8 @@ bool PromptLinear::takes_gated(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_gated(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  const Division division = divide<Gated>(shape, count_shares(operands), device_.processors, eights_);
-  return launch_as<Gated>(device_, division, shape, operands, stream);
+  return shape.f8_weight ? launch_gated_of<true>(device_, eights_, shape, operands, stream)
+                         : launch_gated_of<false>(device_, eights_, shape, operands, stream);
 }
 
 bool PromptLinear::takes_plain(const MatmulShape& shape) const {
@@ -309,16 +357,13 @@ bool PromptLinear::takes_plain(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  const int64_t shares = count_shares(operands);
-  const Division wide = divide<Plain>(shape, shares, device_.processors, eights_);
-  const Division narrow = divide<Narrow>(shape, shares, device_.processors, eights_);
-  return is_better(narrow, wide, shape) ? launch_as<Narrow>(device_, narrow, shape, operands, stream)
-                                        : launch_as<Plain>(device_, wide, shape, operands, stream);
+  return shape.f8_weight ? launch_plain_of<true>(device_, eights_, shape, operands, stream)
+                         : launch_plain_of<false>(device_, eights_, shape, operands, stream);
 }
 
 bool PromptLinear::takes_handed(const MatmulShape& shape, int shares) const {
-  return takes(device_, shape) && shares <= kMostShares && shape.m % (shares * kClusterRows) == 0 &&
-         shape.x_stride == shape.k;
+  return takes(device_, shape) && !shape.f8_weight && shares <= kMostShares &&
+         shape.m % (shares * kClusterRows) == 0 && shape.x_stride == shape.k;
 }
 
 bool PromptLinear::takes_shares(const MatmulShape& shape, int shares) const {
@@ -330,12 +375,9 @@ cudaError_t PromptLinear::launch_shares(const MatmulShape& shape,
                                         std::span<void* const> shares,
                                         int first,
                                         cudaStream_t stream) const {
-  const Portion all =
-      all_tiles<Plain, Pair>(shape, static_cast<int64_t>(shares.size()), device_.processors / Pair::kBlocks);
   const Shares of_y{.y = shares, .first = first};
-  return shape.in == DType::kBF16
-             ? launch_portion<__nv_bfloat16, Plain, Pair>(device_.encoder, shape, operands, of_y, all, stream)
-             : launch_portion<__half, Plain, Pair>(device_.encoder, shape, operands, of_y, all, stream);
+  return shape.f8_weight ? launch_shares_of<true>(device_, shape, operands, of_y, stream)
+                         : launch_shares_of<false>(device_, shape, operands, of_y, stream);
 }
 
 }  // namespace llm_dist::kernels

@@ -11,7 +11,9 @@
 
 namespace llm_dist::kernels {
 
-// Dense weights in bf16 or f16 without a bias, 256 rows of x at least.
+// Weights in bf16 or f16 or, with a scale for each row, in f8_e4m3; no bias, 256 rows of x at least. x is in
+// the weights' type: beside f8_e4m3 operands.x are its rows' codes, contiguous, and operands.x_scales their
+// scales (quantize_rows.h, one part).
 class PromptLinear {
  public:
   static constexpr int kMostShares = 8;

@@ -213,6 +213,19 @@ TEST_F(CudaGatedPrompts, OfLargeClustersAsOnTheCpu) {
   }
 }
 
+TEST_F(CudaGatedPrompts, WithF8Weights) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {256, 257, 384, 1000}) {
+      for (auto [n, k] : {std::pair<int64_t, int64_t>{128, 128}, {384, 384}, {128, 4096}})
+        check_f8({.dtype = dtype, .m = m, .n = n, .k = k, .whole = true, .gap = 8}, Rounds::kRows);
+    }
+    check_f8({.dtype = dtype, .m = 2300, .n = 2048, .k = 256, .whole = true}, Rounds::kRows);
+    for (int64_t n : {512, 3840, 4096})
+      check_f8({.dtype = dtype, .m = 512, .n = n, .k = 640, .whole = true}, Rounds::kRows);
+    check_f8({.dtype = dtype, .m = 1024, .n = 14336, .k = 384, .whole = true}, Rounds::kRows);
+  }
+}
+
 // The two kernels of a product behind a small kernel and in front of one, as the first of a chain and its
 // last.
 TEST_F(CudaGatedPrompts, OfLargeClustersBetweenOthers) {

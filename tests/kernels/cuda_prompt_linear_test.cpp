@@ -1,4 +1,4 @@
-// Products of a prompt's rows by the kernel of ours that knows no gate, beside the CPU's in float.
+// Products of a prompt's rows without a gate by the kernel of ours, beside the CPU's in float.
 #include <cstring>
 
 #include "tests/kernels/cuda_linear_fixture.h"
@@ -156,6 +156,110 @@ TEST_F(CudaPromptLinear, ThatOverlapWaitForTheirInput) {
   check_chain(8192, 1024);
   check_chain(2048, 6144);
   check_chain(2048, 3072);
+}
+
+// The same by weights in 8-bit floats.
+class CudaF8PromptLinear : public CudaPromptLinear {
+ protected:
+  static Tensor on_gpu(const Twin& twin) { return twin.gpu; }
+  void issue_f8(const Tensor& x, const F8Weight& w, const Tensor& out) {
+    module_->ops->linear(
+        *gpu_state_, *gpu_stream_, {.x = x, .weight = w.weight(on_gpu), .bias = {}, .out = out});
+  }
+  Twin expected_of(const Twin& x_seen, const F8Weight& w) {
+    const Twin expected = output_twin(DType::kF32, {x_seen.cpu.dim(0), w.n});
+    cpu_ops().linear(*cpu_state_,
+                     *cpu_stream_,
+                     {.x = x_seen.cpu,
+                      .weight = w.weight([](const Twin& twin) { return twin.cpu; }),
+                      .bias = {},
+                      .out = expected.cpu});
+    return expected;
+  }
+  void check_f8(DType dtype, int64_t m, int64_t n, int64_t k) {
+    SCOPED_TRACE(format("{} rows of {} by [{}, {}]", m, dtype, n, k));
+    const F8Weight w = f8_weight(n, k);
+    const Twin x = random_twin(dtype, {m, k});
+    scale_rows(x);
+    const Twin seen = as_floats(x);
+    round_rows(seen);
+    const Twin out = output_twin(dtype, {m, n});
+    issue_f8(x.gpu, w, out.gpu);
+    synchronize();
+    // A value between two codes may fall to either side.
+    expect_near(out, expected_of(seen, w), 2e-2);
+  }
+};
+
+// What AsOnTheCpu, OfLargeClustersAsOnTheCpu and OfNarrowTilesAsOnTheCpu have of 16 bits.
+TEST_F(CudaF8PromptLinear, AsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {256, 257, 300, 384, 1000, 2048}) {
+      for (auto [n, k] : {std::pair<int64_t, int64_t>{256, 128}, {768, 384}, {256, 4096}})
+        check_f8(dtype, m, n, k);
+    }
+    check_f8(dtype, 2300, 4096, 256);
+    check_f8(dtype, 257, 14336, 384);
+    for (int64_t k : {128, 256, 640}) check_f8(dtype, 512, 1024, k);
+    check_f8(dtype, 1024, 7680, 384);
+    check_f8(dtype, 2048, 6144, 256);
+    check_f8(dtype, 8192, 1024, 384);
+    for (int64_t k : {128, 256, 640}) check_f8(dtype, 512, 768, k);
+    check_f8(dtype, 2048, 3072, 384);
+    check_f8(dtype, 2000, 3072, 256);
+    check_f8(dtype, 2048, 2560, 384);
+    check_f8(dtype, 4096, 2560, 128);
+  }
+}
+
+// Products of 8-bit floats cut what does not fit 13 bits of their sums: of positive terms it adds up, to 1 %
+// of so many columns, where it is not the sums of some columns that are added in float.
+TEST_F(CudaF8PromptLinear, LoseLittleOfLongSums) {
+  constexpr int64_t kColumns = 16384;
+  F8Weight w = f8_weight(256, kColumns);
+  auto* codes = static_cast<uint8_t*>(w.codes.cpu.data);
+  for (int64_t i = 0; i < w.n * w.k; ++i) codes[i] &= 0x7f;
+  upload(w.codes);
+  const Twin x = random_twin(DType::kF16, {256, kColumns});
+  for (int64_t i = 0; i < x.cpu.numel(); ++i) set_element(x.cpu, i, std::abs(element(x.cpu, i)));
+  upload(x);
+  const Twin seen = as_floats(x);
+  round_rows(seen);
+  const Twin out = output_twin(DType::kF16, {256, w.n});
+  issue_f8(x.gpu, w, out.gpu);
+  expect_near(out, expected_of(seen, w), 2e-3);
+}
+
+TEST_F(CudaF8PromptLinear, FromManyRowsOn) {
+  use_state(LinearKernels::kFastest);
+  for (int64_t m : {1023, 1024, 1025, 1536}) check_f8(DType::kBF16, m, 512, 256);
+}
+
+TEST_F(CudaF8PromptLinear, OtherShapesAreLeftToTheLibrary) {
+  check_f8(DType::kBF16, 300, 272, 128);
+  check_f8(DType::kBF16, 300, 256, 144);
+}
+
+// Codes of x and their scales stand in the same memory for each product: it is not written while the one in
+// front reads it, nor are scales read that were there before.
+TEST_F(CudaF8PromptLinear, ThatOverlapWaitForTheirInput) {
+  for (auto [rows, width] : {std::pair<int64_t, int64_t>{1000, 1024}, {2048, 6144}, {2048, 3072}}) {
+    SCOPED_TRACE(format("{} rows of {}", rows, width));
+    const Twin start = random_twin(DType::kBF16, {rows, width});
+    scale_rows(start);
+    const F8Weight w = f8_weight(width, width);
+    const Twin ends[] = {output_twin(DType::kBF16, {rows, width}), output_twin(DType::kBF16, {rows, width})};
+    auto chain = [&](bool one_by_one) {
+      gpu_stream_->copy(ends[0].gpu, start.gpu);
+      for (int i = 0; i < 5; ++i) {
+        issue_f8(ends[i % 2].gpu, w, ends[(i + 1) % 2].gpu);
+        if (one_by_one) synchronize();
+      }
+      return download(ends[1]);
+    };
+    const std::vector<std::byte> expected = chain(true);
+    for (int again = 0; again < 10; ++again) EXPECT_EQ(chain(false), expected);
+  }
 }
 
 }  // namespace

@@ -8,30 +8,63 @@
 
 namespace llm_dist::kernels::prompt_products {
 
-// What a warpgroup does with 64 rows of a block's tiles. Its sums lie as device/wgmma.cuh says: those of the
-// tile's first half of W's rows, then those of its second. A tile's are rounded when they are complete, kept
-// in registers, and gated and stored while the next tile is multiplied: the registers of sums are free at
-// once.
-template <typename T, typename Kind, typename C>
-struct Multiplier {
-  const Memory& memory;
+// A warpgroup's place in the walk, from tile to tile.
+template <typename Kind, typename C>
+struct TileReader {
+  const Memory<Kind>& memory;
   const Walk<Kind, C>& walk;
   const int group;
   const int thread = static_cast<int>(threadIdx.x) % kGroupThreads;
-  Cursor<kStages> cursor;
-  Tile tile;  // the next one
-  // Of the tile before, two neighbouring columns of a row in each, and which of its turns comes next.
-  uint32_t kept[Kind::kSums / 2] = {};
-  int turn = Kind::kTurns;
-  const CUtensorMap* y = nullptr;
-  int out_row = 0;
-  int out_column = 0;
+  Cursor<Kind::kStages> cursor;
+  Tile tile = walk.tile(walk.first());  // the next one
 
   // The blocks above, below and beside this one write to its stages, and so does itself.
   __device__ void leave(int stage) const {
     if (thread < C::kBlocks && (thread % C::kRows == walk.row || thread / C::kRows == walk.column))
       barrier_arrive_in_block(memory.empty + stage, thread);
   }
+  // Where no row of x is; next_tile: its number in the walk. A thread that fell behind by a round of the ring
+  // would miss phases: without products to wait for each other in, threads meet.
+  __device__ void pass_over(int next_tile) {
+    tile = walk.tile_or_last(next_tile);
+#pragma unroll 1
+    for (int step = 0; step < walk.args.steps; ++step) {
+      barrier_wait(memory.full + cursor.stage, cursor.parity);
+      barrier_of_group(group);
+      leave(cursor.stage);
+      cursor.advance();
+    }
+  }
+  // The row of a warpgroup's 64 that this lane names where eight by eight elements go to shared memory at a
+  // time (store_matrices).
+  __device__ int named_row() const {
+    const int lane = thread % kWarpSize;
+    return thread / kWarpSize * 16 + lane % 16;
+  }
+  // Eight columns of y and the next eight, two rows of each that are eight apart in `pairs`: to their box,
+  // permuted as TMA expects it. piece: of eight columns in the box, even.
+  __device__ void put(std::byte* box, int piece, const uint32_t (&pairs)[4]) const {
+    const int row = named_row();
+    const int at = piece + thread % kWarpSize / 16;
+    auto* to = reinterpret_cast<uint4*>(box + row * kRowBytes);
+    store_matrices(to + (at ^ row % 8), pairs);
+  }
+};
+
+// What a warpgroup does with 64 rows of a block's tiles of 16-bit elements. Its sums lie as device/wgmma.cuh
+// says: those of the tile's first half of W's rows, then those of its second. A tile's are rounded when they
+// are complete, kept in registers, and gated and stored while the next tile is multiplied: the registers of
+// sums are free at once.
+template <typename T, typename Kind, typename C>
+struct Multiplier : TileReader<Kind, C> {
+  using Base = TileReader<Kind, C>;
+  using Base::cursor, Base::group, Base::leave, Base::memory, Base::thread, Base::tile, Base::walk;
+  // Of the tile before, two neighbouring columns of a row in each, and which of its turns comes next.
+  uint32_t kept[Kind::kSums / 2] = {};
+  int turn = Kind::kTurns;
+  const CUtensorMap* y = nullptr;
+  int out_row = 0;
+  int out_column = 0;
 
   // next_tile: its number in the walk.
   __device__ void multiply(float (&sums)[Kind::kSums], int next_tile) {
@@ -62,29 +95,16 @@ struct Multiplier {
     products_done<0>(sums);
     leave(behind);
   }
-  // Where no row of x is. A thread that fell behind by a round of the ring would miss phases: without
-  // products to wait for each other in, threads meet.
-  __device__ void pass_over(int next_tile) {
-    tile = walk.tile_or_last(next_tile);
-#pragma unroll 1
-    for (int step = 0; step < walk.args.steps; ++step) {
-      barrier_wait(memory.full + cursor.stage, cursor.parity);
-      barrier_of_group(group);
-      leave(cursor.stage);
-      cursor.advance();
-    }
-  }
-
   // A tile's sums, to be stored in turns.
-  __device__ void keep(const float (&sums)[Kind::kSums], const CUtensorMap& map, int row, int column) {
+  __device__ void keep(const float (&sums)[Kind::kSums], const CUtensorMap& map, const Tile& of) {
 #pragma unroll
     for (int i = 0; i < Kind::kSums / 2; ++i) {
       kept[i] = pack_pair(T(), sums[2 * i], sums[2 * i + 1]);
       asm volatile("" : "+r"(kept[i]));  // here, and not where it is used
     }
     y = &map;
-    out_row = row;
-    out_column = column;
+    out_row = of.row + group * kGroupRows;
+    out_column = of.column;
     turn = 0;
   }
   // Two neighbouring columns of a row of y.
@@ -101,30 +121,26 @@ struct Multiplier {
     constexpr int kPieces = Kind::kColumns / 8 / Kind::kTurns;
     constexpr int kFirst = kTurn * kPieces;
     constexpr int kBox = kFirst / kBoxPieces;
-    std::byte* box = memory.out(group, kBox % Memory::kOutBoxes);
+    std::byte* box = memory.out(group, kBox % Kind::kOutBoxes);
     if constexpr (kFirst % kBoxPieces == 0) {
       // Boxes are taken in turns; of a tile with an odd number of them the next one's first is the last
       // again.
-      constexpr bool kInTurns = Kind::kColumns / kStageColumns % Memory::kOutBoxes == 0;
-      if (thread == 0) stores_read<kInTurns ? Memory::kOutBoxes - 1 : 0>();
+      constexpr bool kInTurns = Kind::kColumns / kBoxColumns % Kind::kOutBoxes == 0;
+      if (thread == 0) stores_read<kInTurns ? Kind::kOutBoxes - 1 : 0>();
       barrier_of_group(group);
     }
-    const int lane = thread % kWarpSize;
-    const int lane_row = thread / kWarpSize * 16 + lane % 16;  // that this lane names
 #pragma unroll
     for (int piece = kFirst; piece < kFirst + kPieces; piece += 2) {
-      uint32_t pairs[4];  // of eight columns two rows that are eight apart, then of the next eight columns
+      uint32_t pairs[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = pair_at(2 * piece + i);
-      const int at = piece % kBoxPieces + lane / 16;
-      auto* to = reinterpret_cast<uint4*>(box + lane_row * kRowBytes);
-      store_matrices(to + (at ^ lane_row % 8), pairs);
+      this->put(box, piece % kBoxPieces, pairs);
     }
     if constexpr ((kFirst + kPieces) % kBoxPieces == 0) {
       release_to_products();
       barrier_of_group(group);
       if (thread == 0) {
-        store_box(*y, out_column + kBox * kStageColumns, out_row, box);
+        store_box(*y, out_column + kBox * kBoxColumns, out_row, box);
         stores_issued();
       }
       __syncwarp();
@@ -144,6 +160,103 @@ struct Multiplier {
   __device__ void store_rest() {
 #pragma unroll 1
     while (turn < Kind::kTurns) take_turn();
+    if (thread == 0) stores_done();
+  }
+};
+
+// The same with codes. Products of 8-bit floats keep few bits of their sums, 13 behind the leading one of the
+// largest that is added up, so those of a stage are added in float, half a tile at a time, as registers have
+// no room for more: meanwhile the other warpgroup's products are under way. Nor have they for what is kept
+// of a tile: it goes to shared memory at once, which has room for all of it.
+template <typename T, typename Kind, typename C>
+struct CodeMultiplier : TileReader<Kind, C> {
+  using Base = TileReader<Kind, C>;
+  using Base::cursor, Base::group, Base::leave, Base::memory, Base::thread, Base::tile, Base::walk;
+  static constexpr int kHalfSums = Kind::kSums / 2;
+
+  __device__ void multiply(float (&sums)[Kind::kSums], int next_tile) {
+    const int steps = walk.args.steps;
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      barrier_wait(memory.full + cursor.stage, cursor.parity);
+      const uint64_t x = swizzled_tile(memory.x(cursor.stage, group));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint64_t w = swizzled_tile(memory.w(cursor.stage) + half * Kind::kHalfRows * kRowBytes);
+        float products[kHalfSums];
+        products_begin(products);
+        multiply_codes<false>(products, x, w);
+#pragma unroll
+        for (int k = 2; k < kRowBytes / 16; k += 2)  // that unit is theirs
+          multiply_codes<true>(products, x + k, w + k);
+        products_issued();
+        if (step == 0 && half == 0) tile = walk.tile_or_last(next_tile);
+        products_done<0>(products);
+        if (half == 1) leave(cursor.stage);
+#pragma unroll
+        for (int i = 0; i < kHalfSums; ++i) sums[half * kHalfSums + i] += products[i];
+      }
+      cursor.advance();
+    }
+  }
+  __device__ void keep(const float (&sums)[Kind::kSums], const CUtensorMap& y, const Tile& of) const {
+    constexpr int kBoxPieces = kRowBytes / 16;
+    constexpr int kPieces = Kind::kColumns / 8;
+    constexpr int kHalfPieces = Kind::kHalfRows / 8;
+    const int lane = thread % kWarpSize;
+    const int out_row = of.row + group * kGroupRows;
+    const int row = of.share * walk.args.rows + out_row + thread / kWarpSize * 16 + lane / 4;  // of x
+    const int last = walk.args.shares * walk.args.rows - 1;
+    // Past the first-level cache, where the scales of an earlier product's rows may stand.
+    const float x_scales[2] = {__ldcg(walk.args.x_scales + min(row, last)),
+                               __ldcg(walk.args.x_scales + min(row + 8, last))};
+    const int column = of.column + 2 * (lane % 4);
+    // Two neighbouring columns of eight, of either row.
+    auto scaled = [&](int piece, int i, float2 by) {
+      const float x = x_scales[i];
+      return make_float2(sums[4 * piece + 2 * i] * (x * by.x), sums[4 * piece + 2 * i + 1] * (x * by.y));
+    };
+    auto scales_of = [&](int piece) {
+      const int at = column + piece / kHalfPieces * walk.args.half_stride + piece % kHalfPieces * 8;
+      return __ldg(reinterpret_cast<const float2*>(walk.args.w_scales + min(at, walk.args.w_rows - 2)));
+    };
+    if (thread == 0) stores_read<0>();
+    barrier_of_group(group);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; piece += 2) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int next = 0; next < 2; ++next) {
+        const int at = piece + next;
+        const float2 by = scales_of(at);
+        float2 by_up{};
+        if constexpr (Kind::kGates) by_up = scales_of(at + kHalfPieces);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float2 value = scaled(at, i, by);
+          if constexpr (Kind::kGates) {
+            const float2 up = scaled(at + kHalfPieces, i, by_up);
+            value = make_float2(silu_approx(value.x) * up.x, silu_approx(value.y) * up.y);
+          }
+          pairs[2 * next + i] = pack_pair(T(), value.x, value.y);
+        }
+      }
+      this->put(memory.out(group, piece / kBoxPieces), piece % kBoxPieces, pairs);
+    }
+    release_to_products();
+    barrier_of_group(group);
+    if (thread == 0) {
+#pragma unroll
+      for (int box = 0; box < Kind::kOutBoxes; ++box)
+        store_box(y, of.column + box * kBoxColumns, out_row, memory.out(group, box));
+      stores_issued();
+    }
+    __syncwarp();
+  }
+  __device__ void store_rest() const {
+    if (thread == 0) stores_done();
   }
 };
 

@@ -16,28 +16,35 @@ constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 constexpr int kGroupRows = 64;  // of x: what one product takes
 constexpr int kTileRows = kMultipliers * kGroupRows;
 constexpr int kMostWRows = 256;  // of a tile
-constexpr int kRowBytes = 128;   // TMA's widest swizzle
-constexpr int kStageColumns = kRowBytes / 2;
+constexpr int kRowBytes = 128;   // of a stage, TMA's widest swizzle
+constexpr int kBoxColumns = kRowBytes / 2;  // of y, that leave together
 // Clusters that run at the same time have so many tiles below each other; the others are beside them. The
 // rows of x that belong to them, 2048, are to stay in L2 while one strip of W after the other goes by.
 constexpr int kRasterTiles = 16;
 
-constexpr int kStages = 4;
-
-// What a tile is made of, rows of W, and what becomes of its sums, columns of y.
-template <bool kGates_, int kWRows_>
+// What a tile is made of, rows of W, and what becomes of its sums, columns of y. kCodes: x and W are
+// f8_e4m3, with a scale for each row.
+template <bool kGates_, int kWRows_, bool kCodes_>
 struct TileKind {
   static constexpr bool kGates = kGates_;
+  static constexpr bool kCodes = kCodes_;
   static constexpr int kWRows = kWRows_;
   static constexpr int kHalfRows = kWRows / 2;
   static constexpr int kSums = kHalfRows;  // of a thread: half of either half's
   static constexpr int kColumns = kGates ? kHalfRows : kWRows;
   static constexpr int kTurns = kWRows / 64;  // parts in which a tile of y leaves
-  static_assert(kWRows <= kMostWRows);
+  static constexpr int kStageColumns = kCodes ? kRowBytes : kRowBytes / 2;  // of x and W
+  // Boxes of y, for each warpgroup, that have room in shared memory: of codes a whole tile's.
+  static constexpr int kOutBoxes = kCodes ? kColumns / kBoxColumns : 2;
+  static constexpr int kStages = kOutBoxes > 3 ? 3 : 4;
+  static_assert(kWRows <= kMostWRows && kColumns % kBoxColumns == 0);
 };
-using Gated = TileKind<true, 256>;
-using Plain = TileKind<false, 256>;
-using Narrow = TileKind<false, 192>;
+template <bool kCodes>
+using GatedOf = TileKind<true, 256, kCodes>;
+template <bool kCodes>
+using PlainOf = TileKind<false, 256, kCodes>;
+template <bool kCodes>
+using NarrowOf = TileKind<false, 192, kCodes>;
 
 // kRows: blocks below each other, kColumns: beside each other.
 template <int kRows_, int kColumns_>
@@ -72,6 +79,10 @@ struct TileArgs {
   int first_share = 0;
   int shares = 1;
   bool second = false;  // of the two kernels of a product
+  // Of codes: of each row of x, whose shares stand one behind the other, and of each of W.
+  const float* x_scales = nullptr;
+  const float* w_scales = nullptr;
+  int w_rows = 0;
 };
 
 // Of y, one a share.
@@ -80,12 +91,15 @@ struct OutMaps {
 };
 
 // Rows of 128 bytes, whose 16-byte pieces TMA permutes.
+template <typename Kind>
 struct Memory {
   static constexpr int kXBytes = kTileRows * kRowBytes;
-  static constexpr int kStageBytes = kXBytes + kMostWRows * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + Kind::kWRows * kRowBytes;
   static constexpr int kOutBoxBytes = kGroupRows * kRowBytes;
-  static constexpr int kOutBoxes = 2;  // of a warpgroup
-  static constexpr int kBytes = kStages * kStageBytes + kMultipliers * kOutBoxes * kOutBoxBytes;
+  static constexpr int kBytes =
+      Kind::kStages * kStageBytes + kMultipliers * Kind::kOutBoxes * kOutBoxBytes;
+  static constexpr int kSharedBytes = kBytes + 1024;  // to where the base may begin
+  static_assert(kStageBytes % 1024 == 0);
 
   std::byte* base;  // at a multiple of 1024, the same in all blocks of a cluster
   uint64_t* full;   // barriers of the stages
@@ -96,11 +110,9 @@ struct Memory {
   }
   __device__ std::byte* w(int stage) const { return base + stage * kStageBytes + kXBytes; }
   __device__ std::byte* out(int group, int box) const {
-    return base + kStages * kStageBytes + (group * kOutBoxes + box) * kOutBoxBytes;
+    return base + Kind::kStages * kStageBytes + (group * Kind::kOutBoxes + box) * kOutBoxBytes;
   }
 };
-
-constexpr int kSharedBytes = Memory::kBytes + 1024;  // to where the base may begin
 
 // Of y: its share, and the first row in that and the first column.
 struct Tile {
@@ -147,7 +159,7 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
                                    const CUtensorMap& w,
                                    const Walk<Kind, C>& walk,
                                    const device::HandedRows& handed,
-                                   const Memory& memory) {
+                                   const Memory<Kind>& memory) {
   constexpr uint32_t kColumnOfBlocks = (1u << C::kRows) - 1;
   uint32_t row_of_blocks = 0;
   for (int i = 0; i < C::kColumns; ++i) row_of_blocks |= 1u << (walk.row + i * C::kRows);
@@ -155,7 +167,7 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
   const auto w_readers = static_cast<uint16_t>(kColumnOfBlocks << (walk.column * C::kRows));
   const int w_at = walk.row * C::template kWRows<Kind>;  // of a stage's rows of W
   const uint64_t policy = policy_read_normally();
-  Cursor<kStages> cursor;
+  Cursor<Kind::kStages> cursor;
   int last_share = walk.args.first_share;
   for (int i = walk.first(); i < walk.args.tiles; i += walk.clusters()) {
     const Tile tile = walk.tile(i);
@@ -168,8 +180,8 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
     for (int step = 0; step < walk.args.steps; ++step) {
       uint64_t* full = memory.full + cursor.stage;
       barrier_wait(memory.empty + cursor.stage, cursor.parity ^ 1);
-      barrier_arrive_expecting(full, Memory::kXBytes + Kind::kWRows * kRowBytes);
-      const int at = step * kStageColumns;
+      barrier_arrive_expecting(full, Memory<Kind>::kStageBytes);
+      const int at = step * Kind::kStageColumns;
       if constexpr (C::kColumns == 1) {
         load_box(memory.x(cursor.stage, 0), x, at, x_row, full, policy);
       } else {
