@@ -13,11 +13,17 @@ namespace llm_dist::kernels {
 // Products hand rows of x among ranks where each has a multiple of so many (OpTable::hands_rows).
 inline constexpr int64_t kHandedRows = 512;
 
+// Rows between two products may be codes of 8 bits, kF8E4M3, whose scales stand in a tensor of their own:
+// [columns / kCodeGroup, num_tokens] in f32, of each row one for so many neighbouring columns. For what
+// OpTable::gives_codes says yes to.
+inline constexpr int64_t kCodeGroup = 128;
+
 struct LinearParams {
-  Tensor x;       // [num_tokens, k] activations, contiguous rows
+  Tensor x;       // [num_tokens, k] activations, contiguous rows; or their codes
   Weight weight;  // [n, k], as prepare_weight left it
   Tensor bias;    // [n] in x's dtype, or empty
   Tensor out;     // [num_tokens, n], x's dtype or f32
+  Tensor x_scales{};  // of codes
 };
 
 // The same in shares: outs[i] gets the i-th of num_outs runs of y's rows, of one length. They may be in other
@@ -31,6 +37,7 @@ struct LinearSharesParams {
   std::array<Tensor, kMostOuts> outs;  // [num_tokens / num_outs, n]
   int num_outs = 0;
   int first = 0;  // the run to begin with; the others follow it round
+  Tensor x_scales{};
 
   // Where the outs stand one behind the other: all of y, otherwise empty.
   Tensor whole() const {
@@ -49,8 +56,11 @@ struct LinearSharesParams {
   LinearParams run(int i) const {
     const int out = (first + i) % num_outs;
     const int64_t rows = x.dim(0) / num_outs;
-    return {
-        .x = x.rows(out * rows, rows), .weight = weight, .bias = bias, .out = outs[static_cast<size_t>(out)]};
+    return {.x = x.rows(out * rows, rows),
+            .weight = weight,
+            .bias = bias,
+            .out = outs[static_cast<size_t>(out)],
+            .x_scales = x_scales ? x_scales.narrow(1, out * rows, rows) : Tensor{}};
   }
 };
 
@@ -68,7 +78,8 @@ struct LinearSiluAndMulParams {
   Weight weight;   // [2n, k]: the gate's rows, then up's
   Tensor bias;     // [2n] in x's dtype, or empty
   Tensor gate_up;  // [num_tokens, 2n]: memory for the products; what is left there is unspecified
-  Tensor out;      // [num_tokens, n], x's dtype
+  Tensor out;      // [num_tokens, n], x's dtype; or codes
+  Tensor out_scales{};
 };
 
 }  // namespace llm_dist::kernels

@@ -34,6 +34,14 @@ struct OpTable {
   // Whether products by this weight hand rows of x among so many ranks, where each has a multiple of
   // kHandedRows.
   bool (*hands_rows)(const OpState&, const Weight&, bool has_bias, DType activation, int ranks);
+  // Whether linear_silu_and_mul by `gate_up` of so many rows gives codes that linear and linear_shares by
+  // `reader` take (kCodeGroup).
+  bool (*gives_codes)(const OpState&,
+                      const Weight& gate_up,
+                      const Weight& reader,
+                      bool has_bias,  // either
+                      DType activation,
+                      int64_t rows);
   // linear and linear_silu_and_mul where this rank has only its own rows of x, and hands them to the others;
   // for what hands_rows says yes to.
   void (*linear_of_handed)(OpState&, device::Stream&, const LinearParams&, const device::HandedRows&);

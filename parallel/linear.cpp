@@ -3,6 +3,22 @@
 #include <span>
 
 namespace llm_dist::parallel {
+namespace {
+
+// Codes and, behind them, their scales, in the memory of `rows`, whose elements have 16 bits.
+Activations codes_in(const Tensor& rows) {
+  const int64_t num_tokens = rows.dim(0);
+  const int64_t features = rows.dim(1);
+  auto* codes = static_cast<std::byte*>(rows.data);
+  Tensor of_codes = Tensor::contiguous(codes, DType::kF8E4M3, {num_tokens, features}, rows.device);
+  return {of_codes,
+          Tensor::contiguous(codes + of_codes.bytes(),
+                             DType::kF32,
+                             {features / kernels::kCodeGroup, num_tokens},
+                             rows.device)};
+}
+
+}  // namespace
 
 // Layers are registered by address: a layer object must not move after construction, so owners hold them in
 // place.
@@ -47,15 +63,21 @@ GatedColumnParallelLinear::GatedColumnParallelLinear(
   CHECK_EQ(gate.rows.count, up.rows.count);
 }
 
-Tensor GatedColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
+Activations GatedColumnParallelLinear::forward(const Normed& x,
+                                               const RowParallelLinear& reader,
+                                               const StepView& step) const {
   const Context& context = merged_.context_;
-  Tensor out = context.arena->get(output_, step.num_tokens, output_size_);
+  Activations out{context.arena->get(output_, step.num_tokens, output_size_)};
+  const bool has_bias = merged_.bias_ || reader.bias_;
+  if (context.ops->gives_codes(merged_.weight_, reader.weight_, has_bias, context.dtype, step.num_tokens))
+    out = codes_in(out.rows);
   context.ops->linear_silu_and_mul(
       {.x = merged_.region_.gather_to_whole(x.rows, step),
        .weight = merged_.weight_,
        .bias = merged_.bias_,
        .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
-       .out = out},
+       .out = out.rows,
+       .out_scales = out.scales},
       x.handed);
   return out;
 }
@@ -86,11 +108,16 @@ Tensor RowParallelLinear::term(const StepView& step) const {
 }
 
 // Ranks begin with different ones' rows, so that no link has the terms of two at a time.
-Contribution RowParallelLinear::scatter(const Tensor& x, const StepView& step) const {
+Contribution RowParallelLinear::scatter(const Activations& x, const StepView& step) const {
   const int tp = context_.mesh.tp();
   const int rank = context_.mesh.rank_tp();
-  kernels::LinearSharesParams params{
-      .x = x, .weight = weight_, .bias = bias_, .outs = {}, .num_outs = tp, .first = (rank + 1) % tp};
+  kernels::LinearSharesParams params{.x = x.rows,
+                                     .weight = weight_,
+                                     .bias = bias_,
+                                     .outs = {},
+                                     .num_outs = tp,
+                                     .first = (rank + 1) % tp,
+                                     .x_scales = x.scales};
   for (int other = 0; other < tp; ++other) {
     params.outs[static_cast<size_t>(other)] =
         context_.norm_reducer->shared_term(other, step.num_tokens, output_size_, context_.dtype);
@@ -99,11 +126,12 @@ Contribution RowParallelLinear::scatter(const Tensor& x, const StepView& step) c
   return Contribution::scattered(params.outs[static_cast<size_t>(rank)]);
 }
 
-Contribution RowParallelLinear::forward(const Tensor& x, const StepView& step) const {
+Contribution RowParallelLinear::forward(const Activations& x, const StepView& step) const {
   if (step.sequence_parallel && region_.is_summed_by_norm(step.num_tokens, context_.dtype, step))
     return scatter(x, step);
   const Tensor out = term(step);
-  const kernels::LinearParams product{.x = x, .weight = weight_, .bias = bias_, .out = out};
+  const kernels::LinearParams product{
+      .x = x.rows, .weight = weight_, .bias = bias_, .out = out, .x_scales = x.scales};
   const device::PeerTerms terms = region_.terms_for_norm(step.num_tokens, context_.dtype, step);
   if (terms.size > 0) return Contribution::partial(out, context_.ops->linear_terms({product, terms}));
   context_.ops->linear(product);

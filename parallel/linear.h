@@ -43,14 +43,23 @@ class ColumnParallelLinear {
   bool hands_rows_ = false;  // on all ranks
 };
 
+// What one layer's product leaves to the next one's; scales: where rows are codes (kernels::kCodeGroup).
+struct Activations {
+  Tensor rows;  // whole [num_tokens, local features]
+  Tensor scales{};
+};
+
+class RowParallelLinear;
+
 // The gate-up projection with its activation: y[local features] = silu(x · Gᵀ) · (x · Uᵀ).
 class GatedColumnParallelLinear {
  public:
   // gate, up: rows of two checkpoint matrices, as many of each.
   GatedColumnParallelLinear(
       const Context& context, const ColumnPart& gate, const ColumnPart& up, int64_t input_size, bool bias);
-  // x: local [local_tokens, input_size] → whole [num_tokens, local features].
-  Tensor forward(const Normed& x, const StepView& step) const;
+  // x: local [local_tokens, input_size] → whole [num_tokens, local features], for `reader`, which may take
+  // codes.
+  Activations forward(const Normed& x, const RowParallelLinear& reader, const StepView& step) const;
   bool hands_rows(const StepView& step) const { return merged_.hands_rows(step); }
 
  private:
@@ -65,14 +74,15 @@ class RowParallelLinear {
   // input: the columns of the checkpoint matrix that this rank's features of x meet.
   RowParallelLinear(
       const Context& context, const std::string& name, Range input, int64_t output_size, bool bias);
-  // x: whole [num_tokens, local features] → local [local_tokens, output_size], or this rank's term of it.
-  Contribution forward(const Tensor& x, const StepView& step) const;
+  // x → local [local_tokens, output_size], or this rank's term of it.
+  Contribution forward(const Activations& x, const StepView& step) const;
 
  private:
+  friend class GatedColumnParallelLinear;  // asks what becomes of its rows
   // Where this rank's term stands: in the group's own memory, if it has some for these rows.
   Tensor term(const StepView& step) const;
   // Each rank's rows of the term to where the group wants them.
-  Contribution scatter(const Tensor& x, const StepView& step) const;
+  Contribution scatter(const Activations& x, const StepView& step) const;
 
   Context context_;
   SequenceRegion region_;

@@ -25,12 +25,26 @@ int common_alignment(const MatmulOperands& operands) {
   return static_cast<int>(bits & (~bits + 1));
 }
 
+bool is_codes(const Tensor& rows) { return rows.dtype == DType::kF8E4M3; }
+
+// Scales of groups of columns, beside rows that are codes.
+void check_scales(const Tensor& rows, const Tensor& scales) {
+  CHECK(is_codes(rows) == static_cast<bool>(scales) &&
+            (!scales || (scales.dtype == DType::kF32 && scales.dim(0) * kCodeGroup == rows.dim(1) &&
+                         scales.dim(1) == rows.dim(0) && rows.is_contiguous())),
+        "scales {} of {}",
+        scales.to_string(),
+        rows.to_string());
+}
+
 void check_linear(const LinearParams& params) {
   check_rows(params.x);
   check_rows(params.out);
+  check_scales(params.x, params.x_scales);
   const Weight& weight = params.weight;
-  const bool scaled = weight.scheme == WeightScheme::kF8E4M3 && params.x.dtype != DType::kF32;
-  CHECK(scaled || weight.scheme == scheme_of(params.x.dtype),
+  const DType activation = is_codes(params.x) ? params.out.dtype : params.x.dtype;
+  const bool scaled = weight.scheme == WeightScheme::kF8E4M3 && activation != DType::kF32;
+  CHECK(scaled || (weight.scheme == scheme_of(activation) && !is_codes(params.x)),
         "a weight in {} for {}",
         weight.scheme,
         params.x.to_string());
@@ -44,10 +58,8 @@ void check_linear(const LinearParams& params) {
         weight.n,
         weight.k,
         params.out.to_string());
-  CHECK(params.out.dtype == params.x.dtype || params.out.dtype == DType::kF32,
-        "out {}",
-        params.out.to_string());
-  CHECK(!params.bias || (params.bias.numel() == weight.n && params.bias.dtype == params.x.dtype),
+  CHECK(params.out.dtype == activation || params.out.dtype == DType::kF32, "out {}", params.out.to_string());
+  CHECK(!params.bias || (params.bias.numel() == weight.n && params.bias.dtype == activation),
         "bias {}",
         params.bias.to_string());
 }
@@ -65,6 +77,7 @@ MatmulOperands operands_of(const LinearParams& params) {
           .w = params.weight.parts[0].data,
           .bias = params.bias.data,
           .w_scales = static_cast<const float*>(params.weight.parts[1].data),
+          .x_scales = static_cast<const float*>(params.x_scales.data),
           .y = params.out.data};
 }
 
@@ -74,10 +87,11 @@ MatmulShape shape_of(const LinearParams& params, const MatmulOperands& operands)
           .k = params.weight.k,
           .x_stride = params.x.stride(0),
           .y_stride = params.out.stride(0),
-          .in = params.x.dtype,
+          .in = is_codes(params.x) ? params.out.dtype : params.x.dtype,
           .out = params.out.dtype,
           .has_bias = static_cast<bool>(params.bias),
           .f8_weight = params.weight.scheme == WeightScheme::kF8E4M3,
+          .grouped_codes = is_codes(params.x),
           .alignment = common_alignment(operands)};
 }
 
@@ -115,6 +129,7 @@ void linear_of_handed_cuda(OpState& state,
                            const device::HandedRows& rows) {
   check_linear(params);
   check_handed(params.x, rows);
+  CHECK(!params.x_scales || params.x_scales.is_contiguous());
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.out.numel() == 0) return;
   MatmulOperands operands = operands_of(params);
@@ -158,6 +173,21 @@ bool hands_rows_cuda(const OpState& state, const Weight& weight, bool has_bias, 
       shape_by(weight, ranks * kHandedRows, has_bias, activation), ranks);
 }
 
+bool gives_codes_cuda(const OpState& state,
+                      const Weight& gate_up,
+                      const Weight& reader,
+                      bool has_bias,
+                      DType activation,
+                      int64_t rows) {
+  MatmulShape gives = shape_by(gate_up, rows, has_bias, activation);
+  MatmulShape takes = shape_by(reader, rows, has_bias, activation);
+  gives.gated = true;
+  gives.y_stride = gives.columns();
+  gives.grouped_codes = takes.grouped_codes = true;
+  const Matmul& matmul = static_cast<const CudaOpState&>(state).matmul();
+  return gives.f8_weight && takes.f8_weight && gives.columns() == takes.k && matmul.is_prompt(gives) && matmul.is_prompt(takes);
+}
+
 void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
   CHECK(params.num_outs > 0 && params.num_outs <= LinearSharesParams::kMostOuts &&
             params.x.dim(0) % params.num_outs == 0,
@@ -165,7 +195,13 @@ void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearShar
         params.x.to_string(),
         params.num_outs);
   if (const Tensor all = params.whole()) {
-    linear_cuda(state, stream, {.x = params.x, .weight = params.weight, .bias = params.bias, .out = all});
+    linear_cuda(state,
+                stream,
+                {.x = params.x,
+                 .weight = params.weight,
+                 .bias = params.bias,
+                 .out = all,
+                 .x_scales = params.x_scales});
     return;
   }
   std::array<void*, LinearSharesParams::kMostOuts> outs{};
@@ -185,12 +221,14 @@ void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearShar
   shape.m = params.x.dim(0);
   shape.alignment = alignment;
   if (!alike || !matmul.prefers_shares(shape, params.num_outs)) {
+    CHECK(!shape.grouped_codes, "codes for products of {} rows one by one", params.run(0).x.dim(0));
     for (int i = 0; i < params.num_outs; ++i) linear_cuda(state, stream, params.run(i));
     return;
   }
   device::CudaStream& cuda = device::as_cuda(stream);
   if (!cuda.enter()) return;
   operands.x = params.x.data;
+  operands.x_scales = static_cast<const float*>(params.x_scales.data);
   matmul.run_shares(
       shape, operands, std::span(outs).first(static_cast<size_t>(params.num_outs)), params.first, cuda);
 }
@@ -205,7 +243,9 @@ void linear_silu_and_mul_of_handed_cuda(OpState& state,
   check_linear(product);
   check_handed(params.x, rows);
   check_rows(out);
-  CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == out.dtype &&
+  check_scales(out, params.out_scales);
+  CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == params.x.dtype &&
+            (is_codes(out) || out.dtype == params.x.dtype) &&
             out.dim(0) == params.x.dim(0) && 2 * out.dim(1) == params.weight.n,
         "{} to {}",
         params.gate_up.to_string(),
@@ -214,10 +254,12 @@ void linear_silu_and_mul_of_handed_cuda(OpState& state,
   if (out.numel() == 0) return;
   MatmulOperands operands = operands_of(product);
   operands.product = std::exchange(operands.y, out.data);
+  operands.y_scales = static_cast<float*>(params.out_scales.data);
   operands.handed = rows;
   MatmulShape shape = shape_of(product, operands);
   shape.gated = true;
   shape.y_stride = out.stride(0);
+  shape.grouped_codes = is_codes(out);
   run(as_cuda_state(state), shape, operands, cuda);
 }
 

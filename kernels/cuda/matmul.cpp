@@ -130,19 +130,15 @@ std::vector<Matmul::Candidate> Matmul::streamed_candidates(const MatmulShape& sh
   return found;
 }
 
-bool Matmul::prefers_gated(const MatmulShape& shape) const {
-  if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !prompts_.takes_gated(shape)) return false;
-  return are_ours(kernels_) || shape.m >= kPromptRows;
-}
-
-bool Matmul::prefers_plain(const MatmulShape& shape) const {
-  if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !prompts_.takes_plain(shape)) return false;
+bool Matmul::is_prompt(const MatmulShape& shape) const {
+  const bool takes = shape.gated ? prompts_.takes_gated(shape) : prompts_.takes_plain(shape);
+  if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !takes) return false;
   if (are_ours(kernels_)) return true;
-  return shape.m >= kPromptRows && shape.m % PromptLinear::kClusterRows == 0;
+  return shape.m >= kPromptRows && (shape.gated || shape.m % PromptLinear::kClusterRows == 0);
 }
 
 bool Matmul::hands(const MatmulShape& shape, int ranks) const {
-  return (shape.gated ? prefers_gated(shape) : prefers_plain(shape)) && prompts_.takes_handed(shape, ranks);
+  return is_prompt(shape) && prompts_.takes_handed(shape, ranks);
 }
 
 bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
@@ -165,9 +161,9 @@ bool Matmul::takes_quantized(const MatmulShape& shape) const {
          shape.m * shape.k <= memory_.codes_bytes;
 }
 
-// Rows of x by a weight in f8_e4m3, rounded: their codes in the place of x.
+// Rows of x by a weight in f8_e4m3, rounded: their codes in the place of x, where it is not codes as it is.
 Status Matmul::quantize_x(MatmulShape& shape, MatmulOperands& operands, device::CudaStream& stream) const {
-  if (!shape.f8_weight) return ok_status();
+  if (!shape.f8_weight || shape.takes_groups()) return ok_status();
   const QuantizeRows rows{.in = shape.in,
                           .x = operands.x,
                           .x_stride = shape.x_stride,
@@ -320,10 +316,11 @@ Status Matmul::choose(Plan& plan,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
-  if (prefers_gated(shape) || prefers_plain(shape)) {
+  if (is_prompt(shape)) {
     plan.choice.kernel = Candidate::Kernel::kPrompt;
     return ok_status();
   }
+  CHECK(!shape.grouped_codes, "no kernel takes codes in groups of {} rows", shape.m);
   if (take_known(plan, shape, choices_.find(shape))) return ok_status();
   const bool tunes = timer_ != nullptr;
   // Of a number of rows that was not tried: the library's first guess may take half as long again.

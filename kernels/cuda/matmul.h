@@ -56,6 +56,8 @@ class Matmul {
   // Whether the kernel that is to run for it hands rows of x that are in so many ranks' shares
   // (MatmulOperands::handed).
   bool hands(const MatmulShape& shape, int ranks) const;
+  // Whether our kernel for prompts is to run for it, whose codes may be in groups (MatmulShape).
+  bool is_prompt(const MatmulShape& shape) const;
   // Whether one kernel makes y in so many runs of rows; then run_shares does (PromptLinear::launch_shares).
   bool prefers_shares(const MatmulShape& shape, int shares) const;
   void run_shares(MatmulShape shape,
@@ -93,8 +95,6 @@ class Matmul {
          LinearKernels kernels);
   bool takes_streamed(const MatmulShape& shape) const;
   std::vector<Candidate> streamed_candidates(const MatmulShape& shape) const;
-  bool prefers_gated(const MatmulShape& shape) const;
-  bool prefers_plain(const MatmulShape& shape) const;
   bool takes_quantized(const MatmulShape& shape) const;
   bool has_codes(const MatmulShape& shape) const;
   Status quantize_x(MatmulShape& shape, MatmulOperands& operands, device::CudaStream& stream) const;

@@ -157,6 +157,7 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                       .second = portion.second,
                       .x_scales = operands.x_scales,
                       .w_scales = operands.w_scales,
+                      .y_scales = operands.y_scales,
                       .w_rows = static_cast<int>(shape.n)};
   const DType in = Kind::kCodes ? DType::kF8E4M3 : shape.in;
   CUtensorMap x;
@@ -168,7 +169,8 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
     error =
         encoder.encode(rows_of(in, operands.w, shape.k, shape.n, shape.k, C::template kWRows<Kind>), w);
   for (size_t i = 0; i < shares.y.size() && error == cudaSuccess; ++i) {
-    error = encoder.encode(rows_of(shape.out, shares.y[i], shape.columns(), rows, shape.y_stride, kGroupRows),
+    const DType out = Kind::kGivesCodes ? DType::kF8E4M3 : shape.out;
+    error = encoder.encode(rows_of(out, shares.y[i], shape.columns(), rows, shape.y_stride, kGroupRows),
                            y.of_share[i]);
   }
   auto* kernel = multiply_tiles<T, Kind, C>;
@@ -188,7 +190,7 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
 // Clusters of eight that find room at the same time: of every kind, as none has room for two blocks on a
 // processor.
 int eights_at_once() {
-  using Kind = GatedOf<false>;
+  using Kind = GatedOf<Elements::kBits16>;
   const OverlappedLaunch launch{.grid = dim3(Eight::kBlocks),
                                 .threads = kThreads,
                                 .shared_bytes = Memory<Kind>::kSharedBytes,
@@ -257,10 +259,10 @@ cudaError_t launch_divided(const HopperDevice& device,
 bool is_better(const Division& narrow, const Division& wide, const MatmulShape& shape) {
   constexpr int kMore = 105;  // percent
   constexpr int kMostColumns = 110;
-  using Narrow = NarrowOf<false>;
+  using Narrow = NarrowOf<Elements::kBits16>;
   const int64_t columns = ceil_div(shape.columns(), Narrow::kColumns) * Narrow::kColumns;
   return columns * 100 <= shape.columns() * kMostColumns &&
-         narrow.rounds() * Narrow::kWRows * kMore < wide.rounds() * PlainOf<false>::kWRows * 100;
+         narrow.rounds() * Narrow::kWRows * kMore < wide.rounds() * PlainOf<Elements::kBits16>::kWRows * 100;
 }
 
 // Of x and y, which have the same ones.
@@ -285,14 +287,14 @@ cudaError_t launch_as(const HopperDevice& device,
              : launch_divided<__half, Kind>(device, division, shape, operands, shares, stream);
 }
 
-template <bool kCodes>
+template <Elements kElements>
 cudaError_t launch_plain_of(const HopperDevice& device,
                             int eights,
                             const MatmulShape& shape,
                             const MatmulOperands& operands,
                             cudaStream_t stream) {
-  using Wide = PlainOf<kCodes>;
-  using Narrow = NarrowOf<kCodes>;
+  using Wide = PlainOf<kElements>;
+  using Narrow = NarrowOf<kElements>;
   const int64_t shares = count_shares(operands);
   const Division wide = divide<Wide>(shape, shares, device.processors, eights);
   const Division narrow = divide<Narrow>(shape, shares, device.processors, eights);
@@ -300,34 +302,43 @@ cudaError_t launch_plain_of(const HopperDevice& device,
                                         : launch_as<Wide>(device, wide, shape, operands, stream);
 }
 
-template <bool kCodes>
+template <Elements kElements>
 cudaError_t launch_gated_of(const HopperDevice& device,
                             int eights,
                             const MatmulShape& shape,
                             const MatmulOperands& operands,
                             cudaStream_t stream) {
-  using Kind = GatedOf<kCodes>;
+  using Kind = GatedOf<kElements>;
   const Division division = divide<Kind>(shape, count_shares(operands), device.processors, eights);
   return launch_as<Kind>(device, division, shape, operands, stream);
 }
 
-template <bool kCodes>
+template <Elements kElements>
 cudaError_t launch_shares_of(const HopperDevice& device,
                              const MatmulShape& shape,
                              const MatmulOperands& operands,
                              const Shares& shares,
                              cudaStream_t stream) {
-  using Kind = PlainOf<kCodes>;
+  using Kind = PlainOf<kElements>;
   const Portion all = all_tiles<Kind, Pair>(shape, shares.count(), device.processors / Pair::kBlocks);
   return shape.in == DType::kBF16
              ? launch_portion<__nv_bfloat16, Kind, Pair>(device.encoder, shape, operands, shares, all, stream)
              : launch_portion<__half, Kind, Pair>(device.encoder, shape, operands, shares, all, stream);
 }
 
+// launch(an integral_constant of what `shape` has).
+template <typename Launch>
+cudaError_t with_elements(const MatmulShape& shape, Launch&& launch) {
+  if (!shape.f8_weight) return launch(std::integral_constant<Elements, Elements::kBits16>());
+  if (!shape.grouped_codes) return launch(std::integral_constant<Elements, Elements::kCodes>());
+  return launch(std::integral_constant<Elements, Elements::kGroupedCodes>());
+}
+
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
   const bool types = (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in &&
                      !shape.has_bias;
-  const int stage_columns = shape.f8_weight ? GatedOf<true>::kStageColumns : GatedOf<false>::kStageColumns;
+  const int stage_columns = shape.f8_weight ? GatedOf<Elements::kCodes>::kStageColumns
+                                            : GatedOf<Elements::kBits16>::kStageColumns;
   const bool aligned =
       shape.alignment >= 16 && shape.x_stride % kVecWidth == 0 && shape.y_stride % kVecWidth == 0;
   return device.supported && types && aligned && shape.m >= kLeastRows && shape.k > 0 &&
@@ -346,8 +357,9 @@ bool PromptLinear::takes_gated(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_gated(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  return shape.f8_weight ? launch_gated_of<true>(device_, eights_, shape, operands, stream)
-                         : launch_gated_of<false>(device_, eights_, shape, operands, stream);
+  return with_elements(shape, [&](auto elements) {
+    return launch_gated_of<decltype(elements)::value>(device_, eights_, shape, operands, stream);
+  });
 }
 
 bool PromptLinear::takes_plain(const MatmulShape& shape) const {
@@ -357,8 +369,9 @@ bool PromptLinear::takes_plain(const MatmulShape& shape) const {
 cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
                                        const MatmulOperands& operands,
                                        cudaStream_t stream) const {
-  return shape.f8_weight ? launch_plain_of<true>(device_, eights_, shape, operands, stream)
-                         : launch_plain_of<false>(device_, eights_, shape, operands, stream);
+  return with_elements(shape, [&](auto elements) {
+    return launch_plain_of<decltype(elements)::value>(device_, eights_, shape, operands, stream);
+  });
 }
 
 bool PromptLinear::takes_handed(const MatmulShape& shape, int shares) const {
@@ -376,8 +389,9 @@ cudaError_t PromptLinear::launch_shares(const MatmulShape& shape,
                                         int first,
                                         cudaStream_t stream) const {
   const Shares of_y{.y = shares, .first = first};
-  return shape.f8_weight ? launch_shares_of<true>(device_, shape, operands, of_y, stream)
-                         : launch_shares_of<false>(device_, shape, operands, of_y, stream);
+  return with_elements(shape, [&](auto elements) {
+    return launch_shares_of<decltype(elements)::value>(device_, shape, operands, of_y, stream);
+  });
 }
 
 }  // namespace llm_dist::kernels

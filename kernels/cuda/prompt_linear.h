@@ -13,7 +13,8 @@ namespace llm_dist::kernels {
 
 // Weights in bf16 or f16 or, with a scale for each row, in f8_e4m3; no bias, 256 rows of x at least. x is in
 // the weights' type: beside f8_e4m3 operands.x are its rows' codes, contiguous, and operands.x_scales their
-// scales (quantize_rows.h, one part).
+// scales (quantize_rows.h, one part). Where the shape says so, codes between a gated product and the one that
+// reads it are in groups (MatmulShape::grouped_codes).
 class PromptLinear {
  public:
   static constexpr int kMostShares = 8;

@@ -10,7 +10,6 @@
 namespace llm_dist::kernels {
 namespace {
 
-constexpr float kLeastMagnitude = 1e-30f;  // keeps a row of zeros from dividing by zero
 constexpr int kWidth = kVecWidth;
 
 // What a row is multiplied by, so that f8_e4m3 holds its largest magnitude.

@@ -44,7 +44,7 @@ class LlamaAttention {
   }
   bool hands_rows(const StepView& step) const { return qkv_.hands_rows(step); }
   Contribution project(const Tensor& attended, const StepView& step) const {
-    return out_.forward(attended, step);
+    return out_.forward({attended}, step);
   }
 
  private:
@@ -77,7 +77,7 @@ class LlamaMlp {
 
   bool hands_rows(const StepView& step) const { return gate_up_.hands_rows(step); }
   Contribution forward(const Normed& x, const StepView& step) const {
-    return down_.forward(gate_up_.forward(x, step), step);
+    return down_.forward(gate_up_.forward(x, down_, step), step);
   }
 
  private:
