@@ -122,6 +122,7 @@ void KernelRecorder::before(const OpCall& call, device::Stream&) {
     found = cases_.end() - 1;
   }
   OpCost cost = costs_.of(call.params);
+  found->cost.f8_weight = cost.f8_weight;
   found->calls.push_back(value_of(call.params));
   double share = 1.0 / static_cast<double>(found->calls.size());
   found->cost.bytes += (cost.bytes - found->cost.bytes) * share;

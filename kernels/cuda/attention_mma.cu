@@ -508,7 +508,9 @@ void launch_decodes(const PagedAttentionArgs& args, const AttentionParams& param
       .shared_bytes =
           args.plan.decode_residents < kDecodeResidents ? std::max(kResults, kBytesForTwo) : kResults,
       .early = args.beside_prompts || args.plan.decodes_early};
-  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, how.shared_bytes);
+  // The most of any call: engines of one process share the attribute.
+  (void)cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(kResults, kBytesForTwo));
   (void)launch_overlapped(kernel,
                           how,
                           args,

@@ -389,8 +389,12 @@ void sample_cuda(OpState& state, device::Stream& stream, const SampleParams& par
                                 .stream = cuda.handle(),
                                 .shared_bytes = static_cast<int>(memory.shared_bytes),
                                 .cluster_blocks = memory.blocks > 1 ? memory.blocks : 0};
-  (void)cudaFuncSetAttribute(sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
-  cuda.check(launch_overlapped(sample_rows, launch, args), "sample");
+  // The most of any vocabulary: engines of one process share the attribute.
+  cudaError_t error = cudaFuncSetAttribute(sample_rows,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(SampleMemory::most_shared_bytes(memory.blocks)));
+  if (error == cudaSuccess) error = launch_overlapped(sample_rows, launch, args);
+  cuda.check(error, "sample");
 }
 
 }  // namespace llm_dist::kernels

@@ -39,9 +39,10 @@ std::vector<double> blocks_in(BlockOrder order, int64_t count, std::mt19937_64& 
   return blocks;
 }
 
-// Of random elements, one standard deviation.
+// Of random elements, one standard deviation; of scores, a factor.
 struct Scales {
   double q = 1, k = 1, v = 1;
+  float scores = 1;
 };
 
 class CudaAttention : public CudaOpTest {
@@ -127,7 +128,7 @@ class CudaAttention : public CudaOpTest {
                              .out = pick(out),
                              .num_heads = heads.q,
                              .num_kv_heads = heads.kv,
-                             .scale = 1 / std::sqrt(static_cast<float>(heads.dim))};
+                             .scale = scales.scores / std::sqrt(static_cast<float>(heads.dim))};
     });
     SCOPED_TRACE(format("{} over {}, heads {}/{} × {}, blocks of {}, in order {}",
                         dtype,
@@ -278,13 +279,13 @@ TEST_F(CudaAttention, PromptsTakeCodesOfAnySize) {
   }
 }
 
-// Decodes likewise; queries, too, larger than f16 has them.
+// Decodes likewise; queries, too, larger and smaller than f16 has them.
 TEST_F(CudaAttention, DecodesTakeCodesAndQueriesOfAnySize) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t dim : {64, 128}) {
       for (const Scales& scales :
-           {Scales{200, 0.005, 0.005}, {0.02, 50, 100}, {2e-5, 200, 1}, {3e5, 0.002, 1}}) {
-        if (dtype == DType::kF16 && scales.q > 1e4) continue;
+           {Scales{200, 0.005, 0.005}, {0.02, 50, 100}, {2e-8, 200, 1, 2.5e5f}, {3e5, 0.002, 1}}) {
+        if (dtype == DType::kF16 && (scales.q > 1e4 || scales.q < 1e-4)) continue;
         compare_state(dtype, DType::kF8E4M3, {8, 2, dim}, {{1, 1, 2}, {300, 77, 130}}, 16, scales);
       }
     }

@@ -178,6 +178,7 @@ TEST_F(CudaF8Linear, ByTheLibraryAlone) {
 TEST_F(CudaF8Linear, ByKernelsThatWereTriedOut) {
   const std::string cache = testing::TempDir() + "llm-dist-f8-cache-" + std::to_string(getpid());
   setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+  std::filesystem::file_time_type written;
   for (int run = 0; run < 2; ++run) {
     use_state(LinearKernels::kFastest);
     gpu_state_->start_tuning();
@@ -186,6 +187,12 @@ TEST_F(CudaF8Linear, ByKernelsThatWereTriedOut) {
     check_f8(DType::kBF16, false, 60, 1536, 4096, Rounds::kRows);
     check_f8(DType::kBF16, false, 300, 1536, 4096, Rounds::kRows);
     gpu_state_->end_tuning();
+    // The second run takes what the first has found, and has nothing to write.
+    const std::filesystem::directory_iterator files(cache + "/llm-dist");
+    ASSERT_NE(files, std::filesystem::directory_iterator());
+    if (run == 0) written = std::filesystem::last_write_time(files->path());
+    EXPECT_EQ(std::filesystem::last_write_time(files->path()), written);
+    EXPECT_EQ(lines_of(files->path()), 4 + 3);
   }
   std::filesystem::remove_all(cache);
   unsetenv("XDG_CACHE_HOME");

@@ -240,6 +240,8 @@ TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
     rows.push_back(row);
     row.slot = -1;
     rows.push_back(row);
+    // So cold that but a few are near the best: where 500 are reached, all others lie together.
+    rows.push_back({.slot = 0, .temperature = 0.05f, .top_k = 500, .seed = seed});
   }
   for (int64_t vocab : {1, 33, 1000, 49152, 128256}) {
     for (int64_t shards : {1, 3}) {
@@ -305,15 +307,15 @@ TEST_F(CudaSampling, RulesMaskWhatTheyMaskOnTheCpu) {
   }
 }
 
+// Rows by as many blocks as are to be had and by fewer.
 TEST_F(CudaSampling, GreedyOverShards) {
-  for (int64_t vocab : {5, 1000, 50001}) {
-    const int64_t n = 3;
+  for (auto [n, vocab] :
+       {std::pair<int64_t, int64_t>{3, 5}, {3, 1000}, {3, 50001}, {65, 1000}, {129, 1000}, {257, 1000}}) {
     Twin logits = random_twin(DType::kF32, {n, vocab + 2});
     set_element(logits.cpu, 2, element(logits.cpu, 1));  // a tie
     for (int64_t v = 0; v < vocab; ++v) set_element(logits.cpu, (vocab + 2) + v, -INFINITY);
     upload(logits);
-    std::vector<SampleRow> rows(3);
-    rows[0].slot = 0;
+    std::vector<SampleRow> rows(static_cast<size_t>(n), {.slot = 0});
     rows[1] = {.slot = 1, .num_banned = 1, .banned = {100}};
     rows[2].slot = -1;
     Twin params = rows_twin(rows);

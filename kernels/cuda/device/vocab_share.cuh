@@ -6,14 +6,11 @@
 
 #include "kernels/cuda/device/row_team.cuh"
 #include "kernels/cuda/device/vocab_key.cuh"
+#include "kernels/cuda/sample_memory.h"
 
 namespace llm_dist::kernels {
 
 inline constexpr int kSampleThreads = 512;  // of a block
-
-// Of the most probable token; of all entries together it fits 64 bits.
-inline constexpr int kMassBits = 44;
-inline constexpr int64_t kMostVocab = int64_t{1} << (63 - kMassBits);
 
 // A block's share of a row: the keys (ordered_bits()) of ids [first, end), after what the row's parameters do
 // to them.
