@@ -1,7 +1,8 @@
 // A model whose products hand rows among two GPUs (src/device/handed_rows.h), beside the same one without
 // sequence parallelism, whose products find all rows. Weights are made up: nothing is said of what comes out
-// but that it is the same.
+// but that it is the same. Likewise of products of prompts by weights in 8-bit floats, beside the library's.
 #include <atomic>
+#include <cmath>
 
 #include "tests/checkpoint/tiny_model.h"
 #include "tests/golden/cuda_replicas.h"
@@ -18,6 +19,7 @@ constexpr int32_t kOutputs = 4;
 // Of every op table's, since those hold plain functions.
 std::atomic<int> num_handed{0};
 std::atomic<int> num_handed_gated{0};
+std::atomic<int> num_of_codes{0};  // products of rows that the one in front left in codes
 
 class CudaHandedRows : public CudaReplicas {
  protected:
@@ -42,6 +44,15 @@ class CudaHandedRows : public CudaReplicas {
       ++num_handed_gated;
       ops->linear_silu_and_mul_of_handed(state, stream, params, rows);
     };
+    counting_.linear = [](kernels::OpState& state, device::Stream& stream, const kernels::LinearParams& params) {
+      if (params.x_scales) ++num_of_codes;
+      ops->linear(state, stream, params);
+    };
+    counting_.linear_shares =
+        [](kernels::OpState& state, device::Stream& stream, const kernels::LinearSharesParams& params) {
+          if (params.x_scales) ++num_of_codes;
+          ops->linear_shares(state, stream, params);
+        };
   }
 
   // Whose matrices' shards are whole tiles of the kernel that hands.
@@ -65,16 +76,21 @@ class CudaHandedRows : public CudaReplicas {
   }
 
   // Logits of all that is sampled, of sequences whose prompts are some steps each.
-  std::vector<std::vector<float>> logits(const checkpoint::Checkpoint& model,
-                                         const parallel::Layout& layout) {
+  std::vector<std::vector<float>> logits(
+      const checkpoint::Checkpoint& model,
+      const parallel::Layout& layout,
+      std::optional<WeightScheme> quantization = {},
+      kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest) {
     const EngineOptions engine{.layout = layout,
                                .dtype = DType::kBF16,
                                .kv_dtype = DType::kBF16,
+                               .quantization = quantization,
                                .max_model_len = 4096,
                                .block_size = 16,
                                .max_num_seqs = 4,
                                .max_num_batched_tokens = kStepTokens,
                                .num_blocks = 1024,
+                               .linear_kernels = linear_kernels,
                                .step_deadline_seconds = 60};
     LogitsRecorder recorder(layout, kVocab);
     ReplicaOptions options = replica_options(engine);
@@ -127,6 +143,35 @@ TEST_F(CudaHandedRows, AreHandedByTheMatricesThatCan) {
   }
   EXPECT_EQ(num_handed, 0);
   EXPECT_GT(num_handed_gated, 0);
+}
+
+// Rows between gate-up and down are rounded otherwise than by the library, with a scale for each group, and
+// scattered among ranks by the product itself.
+TEST_F(CudaHandedRows, PromptsByF8WeightsAreTheLibrarys) {
+  constexpr double kTolerance = 0.1;  // of the logits, root mean square
+  auto model = CudaHandedRows::model(false);
+  const auto expected = logits(*model, {.tp = 1}, WeightScheme::kF8E4M3, kernels::LinearKernels::kLibrary);
+  EXPECT_EQ(num_of_codes, 0);
+  constexpr int kSteps = 1 + 2 + 3;
+  for (const parallel::Layout& layout : {parallel::Layout{.tp = 1},
+                                         parallel::Layout{.tp = kTp},
+                                         parallel::Layout{.tp = kTp, .sequence_parallel_from = 256}}) {
+    SCOPED_TRACE(format("tp {}, sequence parallel from {}", layout.tp, layout.sequence_parallel_from));
+    num_of_codes = 0;
+    const auto got = logits(*model, layout, WeightScheme::kF8E4M3);
+    EXPECT_GE(num_of_codes, layout.tp * 2 * kSteps);
+    ASSERT_EQ(got.size(), expected.size());
+    double off = 0;
+    double all = 0;
+    for (size_t row = 0; row < got.size(); ++row) {
+      for (size_t i = 0; i < got[row].size(); ++i) {
+        off += std::pow(double{got[row][i]} - double{expected[row][i]}, 2);
+        all += std::pow(double{expected[row][i]}, 2);
+      }
+    }
+    EXPECT_LE(std::sqrt(off / all), kTolerance);
+    EXPECT_GT(off, 0);
+  }
 }
 
 }  // namespace
