@@ -19,10 +19,10 @@ inline constexpr int64_t kHandedRows = 512;
 inline constexpr int64_t kCodeGroup = 128;
 
 struct LinearParams {
-  Tensor x;       // [num_tokens, k] activations, contiguous rows; or their codes
-  Weight weight;  // [n, k], as prepare_weight left it
-  Tensor bias;    // [n] in x's dtype, or empty
-  Tensor out;     // [num_tokens, n], x's dtype or f32
+  Tensor x;           // [num_tokens, k] activations, contiguous rows; or their codes
+  Weight weight;      // [n, k], as prepare_weight left it
+  Tensor bias;        // [n] in x's dtype, or empty
+  Tensor out;         // [num_tokens, n], x's dtype or f32
   Tensor x_scales{};  // of codes
 };
 

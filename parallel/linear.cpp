@@ -11,11 +11,10 @@ Activations codes_in(const Tensor& rows) {
   const int64_t features = rows.dim(1);
   auto* codes = static_cast<std::byte*>(rows.data);
   Tensor of_codes = Tensor::contiguous(codes, DType::kF8E4M3, {num_tokens, features}, rows.device);
-  return {of_codes,
-          Tensor::contiguous(codes + of_codes.bytes(),
-                             DType::kF32,
-                             {features / kernels::kCodeGroup, num_tokens},
-                             rows.device)};
+  return {
+      of_codes,
+      Tensor::contiguous(
+          codes + of_codes.bytes(), DType::kF32, {features / kernels::kCodeGroup, num_tokens}, rows.device)};
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #include "kernels/cuda/cuda_op_state.h"
 
 #include "kernels/cuda/sample_memory.h"
-#include "src/base/format.h"
 #include "src/base/cache_folder.h"
+#include "src/base/format.h"
 
 namespace llm_dist::kernels {
 
@@ -28,8 +28,8 @@ MatmulMemory CudaOpState::matmul_memory(const OpStateOptions& options, std::byte
 Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
                                                        const OpStateOptions& options) {
   if (options.vocab_size > kMostVocab)
-    return failed_precondition(
-        format("a vocabulary of {} tokens: on a GPU {} at most are sampled from", options.vocab_size, kMostVocab));
+    return failed_precondition(format(
+        "a vocabulary of {} tokens: on a GPU {} at most are sampled from", options.vocab_size, kMostVocab));
   ASSIGN_OR_RETURN(HopperDevice device, HopperDevice::ask());
   ASSIGN_OR_RETURN(device::Buffer buffer,
                    backend.allocate(workspace_bytes(options), device::MemoryKind::kDevice));

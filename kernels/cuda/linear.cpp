@@ -185,7 +185,8 @@ bool gives_codes_cuda(const OpState& state,
   gives.y_stride = gives.columns();
   gives.grouped_codes = takes.grouped_codes = true;
   const Matmul& matmul = static_cast<const CudaOpState&>(state).matmul();
-  return gives.f8_weight && takes.f8_weight && gives.columns() == takes.k && matmul.is_prompt(gives) && matmul.is_prompt(takes);
+  return gives.f8_weight && takes.f8_weight && gives.columns() == takes.k && matmul.is_prompt(gives) &&
+         matmul.is_prompt(takes);
 }
 
 void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
@@ -245,8 +246,8 @@ void linear_silu_and_mul_of_handed_cuda(OpState& state,
   check_rows(out);
   check_scales(out, params.out_scales);
   CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == params.x.dtype &&
-            (is_codes(out) || out.dtype == params.x.dtype) &&
-            out.dim(0) == params.x.dim(0) && 2 * out.dim(1) == params.weight.n,
+            (is_codes(out) || out.dtype == params.x.dtype) && out.dim(0) == params.x.dim(0) &&
+            2 * out.dim(1) == params.weight.n,
         "{} to {}",
         params.gate_up.to_string(),
         out.to_string());

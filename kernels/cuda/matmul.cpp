@@ -150,7 +150,8 @@ void Matmul::run_shares(MatmulShape shape,
                         std::span<void* const> shares,
                         int first,
                         device::CudaStream& stream) const {
-  if (Status status = quantize_x(shape, operands, stream); !status.ok()) return stream.fail(std::move(status));
+  if (Status status = quantize_x(shape, operands, stream); !status.ok())
+    return stream.fail(std::move(status));
   stream.check(prompts_.launch_shares(shape, operands, shares, first, stream.handle()), "linear in shares");
 }
 

@@ -81,7 +81,7 @@ class Matmul {
     enum class Kernel : uint8_t {
       kLibrary,
       kStreamed,
-      kByRows,       // one row of x after the other, whatever the shape
+      kByRows,  // one row of x after the other, whatever the shape
       kPrompt,  // ours for prompts, which applies a gate where the sums are
     };
     Kernel kernel = Kernel::kLibrary;

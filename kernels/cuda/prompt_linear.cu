@@ -163,11 +163,9 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
   CUtensorMap x;
   CUtensorMap w;
   OutMaps y;
-  cudaError_t error =
-      encoder.encode(rows_of(in, operands.x, shape.k, shape.m, shape.x_stride, C::kXRows), x);
+  cudaError_t error = encoder.encode(rows_of(in, operands.x, shape.k, shape.m, shape.x_stride, C::kXRows), x);
   if (error == cudaSuccess)
-    error =
-        encoder.encode(rows_of(in, operands.w, shape.k, shape.n, shape.k, C::template kWRows<Kind>), w);
+    error = encoder.encode(rows_of(in, operands.w, shape.k, shape.n, shape.k, C::template kWRows<Kind>), w);
   for (size_t i = 0; i < shares.y.size() && error == cudaSuccess; ++i) {
     const DType out = Kind::kGivesCodes ? DType::kF8E4M3 : shape.out;
     error = encoder.encode(rows_of(out, shares.y[i], shape.columns(), rows, shape.y_stride, kGroupRows),
@@ -335,10 +333,10 @@ cudaError_t with_elements(const MatmulShape& shape, Launch&& launch) {
 }
 
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
-  const bool types = (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in &&
-                     !shape.has_bias;
-  const int stage_columns = shape.f8_weight ? GatedOf<Elements::kCodes>::kStageColumns
-                                            : GatedOf<Elements::kBits16>::kStageColumns;
+  const bool types =
+      (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in && !shape.has_bias;
+  const int stage_columns =
+      shape.f8_weight ? GatedOf<Elements::kCodes>::kStageColumns : GatedOf<Elements::kBits16>::kStageColumns;
   const bool aligned =
       shape.alignment >= 16 && shape.x_stride % kVecWidth == 0 && shape.y_stride % kVecWidth == 0;
   return device.supported && types && aligned && shape.m >= kLeastRows && shape.k > 0 &&

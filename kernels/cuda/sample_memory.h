@@ -31,7 +31,7 @@ struct SampleMemory {
   }
   // Of keys, for a block of a team of so many.
   static int64_t most_shared_bytes(int blocks) {
-    constexpr int64_t kAlone = 32 << 10;     // as every device has them
+    constexpr int64_t kAlone = 32 << 10;    // as every device has them
     constexpr int64_t kBesides = 27 << 10;  // what a block has for other things
     int device = 0;
     int most = 0;

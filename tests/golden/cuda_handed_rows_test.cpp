@@ -44,10 +44,11 @@ class CudaHandedRows : public CudaReplicas {
       ++num_handed_gated;
       ops->linear_silu_and_mul_of_handed(state, stream, params, rows);
     };
-    counting_.linear = [](kernels::OpState& state, device::Stream& stream, const kernels::LinearParams& params) {
-      if (params.x_scales) ++num_of_codes;
-      ops->linear(state, stream, params);
-    };
+    counting_.linear =
+        [](kernels::OpState& state, device::Stream& stream, const kernels::LinearParams& params) {
+          if (params.x_scales) ++num_of_codes;
+          ops->linear(state, stream, params);
+        };
     counting_.linear_shares =
         [](kernels::OpState& state, device::Stream& stream, const kernels::LinearSharesParams& params) {
           if (params.x_scales) ++num_of_codes;

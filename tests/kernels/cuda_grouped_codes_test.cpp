@@ -53,7 +53,8 @@ class CudaGroupedCodes : public CudaLinearTest {
   }
   void check(const CodesCase& test) {
     const auto [dtype, m, k, inner, n, shares] = test;
-    SCOPED_TRACE(format("{} rows of {} by [{}, {}] and [{}, {}], {} shares", m, dtype, 2 * inner, k, n, inner, shares));
+    SCOPED_TRACE(format(
+        "{} rows of {} by [{}, {}] and [{}, {}], {} shares", m, dtype, 2 * inner, k, n, inner, shares));
     const F8Weight gate_up = f8_weight(2 * inner, k);
     const F8Weight reader = f8_weight(n, inner);
     ASSERT_TRUE(gives_codes(gate_up.weight(on_gpu), reader.weight(on_gpu), m));
@@ -91,10 +92,9 @@ class CudaGroupedCodes : public CudaLinearTest {
     expect_filled(codes);
 
     const Twin expected = output_twin(DType::kF32, {m, n});
-    cpu_ops().linear(
-        *cpu_state_,
-        *cpu_stream_,
-        {.x = gated.cpu, .weight = reader.weight(on_cpu), .bias = {}, .out = expected.cpu});
+    cpu_ops().linear(*cpu_state_,
+                     *cpu_stream_,
+                     {.x = gated.cpu, .weight = reader.weight(on_cpu), .bias = {}, .out = expected.cpu});
     const Twin out = output_twin(dtype, {m, n});
     LinearSharesParams params{.x = codes.gpu,
                               .weight = reader.weight(on_gpu),

@@ -248,7 +248,7 @@ struct CodeMultiplier : TileReader<Kind, C> {
   }
 
  private:
-  static constexpr int kPieces = Kind::kColumns / 8;      // of y's columns, eight to each
+  static constexpr int kPieces = Kind::kColumns / 8;       // of y's columns, eight to each
   static constexpr int kHalfPieces = Kind::kHalfRows / 8;  // of a half of W's rows
 
   // Of a lane's two rows of x, in one group of its columns. Past the first-level cache, here and below, where
@@ -274,7 +274,8 @@ struct CodeMultiplier : TileReader<Kind, C> {
     // Two neighbouring columns of eight, in two rows.
     auto scale_piece = [&](int piece) {
       const int at = column + piece / kHalfPieces * walk.args.half_stride + piece % kHalfPieces * 8;
-      const auto* scales = reinterpret_cast<const float2*>(walk.args.w_scales + min(at, walk.args.w_rows - 2));
+      const auto* scales =
+          reinterpret_cast<const float2*>(walk.args.w_scales + min(at, walk.args.w_rows - 2));
       const float2 w = __ldg(scales);
       sums[4 * piece] *= x.x * w.x;
       sums[4 * piece + 1] *= x.x * w.y;
@@ -287,7 +288,8 @@ struct CodeMultiplier : TileReader<Kind, C> {
       if constexpr (!Kind::kGates) continue;
       scale_piece(piece + kHalfPieces);
 #pragma unroll
-      for (int i = 4 * piece; i < 4 * piece + 4; ++i) sums[i] = silu_approx(sums[i]) * sums[i + 4 * kHalfPieces];
+      for (int i = 4 * piece; i < 4 * piece + 4; ++i)
+        sums[i] = silu_approx(sums[i]) * sums[i + 4 * kHalfPieces];
     }
   }
   __device__ void put_sums(const float (&values)[Kind::kSums]) const {
@@ -301,8 +303,8 @@ struct CodeMultiplier : TileReader<Kind, C> {
       this->put(memory.out(group, piece / kBoxPieces), piece % kBoxPieces, pairs);
     }
   }
-  // As codes: a tile's columns are a group. Four lanes have a row, of eight columns two each: they trade those
-  // of every second eight with their neighbours, for four to a lane.
+  // As codes: a tile's columns are a group. Four lanes have a row, of eight columns two each: they trade
+  // those of every second eight with their neighbours, for four to a lane.
   __device__ void put_codes(const float (&values)[Kind::kSums], const Tile& of) const {
     const bool odd = thread % 2 == 1;
     std::byte* box = memory.out(group, 0);
@@ -314,7 +316,8 @@ struct CodeMultiplier : TileReader<Kind, C> {
         const float* at = values + 4 * piece + 2 * next;
         largest = fmaxf(largest, fmaxf(fabsf(at[0]), fabsf(at[1])));
       }
-      for (int lanes = 1; lanes < 4; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+      for (int lanes = 1; lanes < 4; lanes *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
       const float factor = kLargestF8E4M3 / largest;
       auto codes_of = [&](int piece) {
         const float* at = values + 4 * piece + 2 * next;
@@ -334,7 +337,8 @@ struct CodeMultiplier : TileReader<Kind, C> {
       }
       const int out_row = of.row + group * kGroupRows + row;
       if (thread % 4 == 0 && out_row < walk.args.rows)
-        walk.args.y_scales[of.column / kCodeGroup * walk.args.all_rows() + out_row] = largest / kLargestF8E4M3;
+        walk.args.y_scales[of.column / kCodeGroup * walk.args.all_rows() + out_row] =
+            largest / kLargestF8E4M3;
     }
   }
 };

@@ -42,7 +42,7 @@ struct TileKind {
   static constexpr int kSums = kHalfRows;  // of a thread: half of either half's
   static constexpr int kColumns = kGates ? kHalfRows : kWRows;
   static constexpr int kTurns = kWRows / 64;  // parts in which a tile of y leaves
-  static constexpr int kStageColumns = kCodes ? kRowBytes : kRowBytes / 2;  // of x and W
+  static constexpr int kStageColumns = kCodes ? kRowBytes : kRowBytes / 2;     // of x and W
   static constexpr int kBoxColumns = kGivesCodes ? kRowBytes : kRowBytes / 2;  // of y, that leave together
   // Boxes of y, for each warpgroup, that have room in shared memory: of codes a whole tile's.
   static constexpr int kOutBoxes = kCodes ? kColumns / kBoxColumns : 2;
@@ -92,8 +92,8 @@ struct TileArgs {
   int first_share = 0;
   int shares = 1;
   bool second = false;  // of the two kernels of a product
-  // Of codes: [rows of x], whose shares stand one behind the other, or of groups [k / 128, rows of x]; [w_rows]
-  // of W; of groups of y [columns / 128, rows of y].
+  // Of codes: [rows of x], whose shares stand one behind the other, or of groups [k / 128, rows of x];
+  // [w_rows] of W; of groups of y [columns / 128, rows of y].
   const float* x_scales = nullptr;
   const float* w_scales = nullptr;
   float* y_scales = nullptr;
@@ -113,8 +113,7 @@ struct Memory {
   static constexpr int kXBytes = kTileRows * kRowBytes;
   static constexpr int kStageBytes = kXBytes + Kind::kWRows * kRowBytes;
   static constexpr int kOutBoxBytes = kGroupRows * kRowBytes;
-  static constexpr int kBytes =
-      Kind::kStages * kStageBytes + kMultipliers * Kind::kOutBoxes * kOutBoxBytes;
+  static constexpr int kBytes = Kind::kStages * kStageBytes + kMultipliers * Kind::kOutBoxes * kOutBoxBytes;
   static constexpr int kSharedBytes = kBytes + 1024;  // to where the base may begin
   static_assert(kStageBytes % 1024 == 0);
 
