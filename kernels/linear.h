@@ -22,8 +22,8 @@ struct LinearParams {
   Tensor x;           // [num_tokens, k] activations, contiguous rows; or their codes
   Weight weight;      // [n, k], as prepare_weight left it
   Tensor bias;        // [n] in x's dtype, or empty
-  Tensor out;         // [num_tokens, n], x's dtype or f32
-  Tensor x_scales{};  // of codes
+  Tensor out;         // [num_tokens, n], x's dtype or f32; of codes, the activations' 16 bits
+  Tensor x_scales{};  // of codes, else empty
 };
 
 // The same in shares: outs[i] gets the i-th of num_outs runs of y's rows, of one length. They may be in other
@@ -36,8 +36,8 @@ struct LinearSharesParams {
   Tensor bias;
   std::array<Tensor, kMostOuts> outs;  // [num_tokens / num_outs, n]
   int num_outs = 0;
-  int first = 0;  // the run to begin with; the others follow it round
-  Tensor x_scales{};
+  int first = 0;      // the run to begin with; the others follow it round
+  Tensor x_scales{};  // of codes, else empty
 
   // Where the outs stand one behind the other: all of y, otherwise empty.
   Tensor whole() const {
@@ -74,12 +74,12 @@ struct LinearTermsParams {
 // out = silu(gate) · up with [gate, up] = x · Wᵀ (+ bias): the merged gate-up projection and its activation
 // (Shazeer 2020, SwiGLU).
 struct LinearSiluAndMulParams {
-  Tensor x;        // [num_tokens, k], contiguous rows
-  Weight weight;   // [2n, k]: the gate's rows, then up's
-  Tensor bias;     // [2n] in x's dtype, or empty
-  Tensor gate_up;  // [num_tokens, 2n]: memory for the products; what is left there is unspecified
-  Tensor out;      // [num_tokens, n], x's dtype; or codes
-  Tensor out_scales{};
+  Tensor x;             // [num_tokens, k], contiguous rows
+  Weight weight;        // [2n, k]: the gate's rows, then up's
+  Tensor bias;          // [2n] in x's dtype, or empty
+  Tensor gate_up;       // [num_tokens, 2n]: memory for the products; what is left there is unspecified
+  Tensor out;           // [num_tokens, n], x's dtype; or codes
+  Tensor out_scales{};  // of codes, else empty
 };
 
 }  // namespace llm_dist::kernels

@@ -34,8 +34,9 @@ struct OpTable {
   // Whether products by this weight hand rows of x among so many ranks, where each has a multiple of
   // kHandedRows.
   bool (*hands_rows)(const OpState&, const Weight&, bool has_bias, DType activation, int ranks);
-  // Whether linear_silu_and_mul by `gate_up` of so many rows gives codes that linear and linear_shares by
-  // `reader` take (kCodeGroup).
+  // Whether linear_silu_and_mul by `gate_up` of so many rows gives codes (kCodeGroup) that linear, and
+  // linear_shares to equal runs of contiguous rows, take by `reader`. x and results are contiguous then, and
+  // begin at multiples of 16 bytes.
   bool (*gives_codes)(const OpState&,
                       const Weight& gate_up,
                       const Weight& reader,

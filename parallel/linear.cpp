@@ -7,6 +7,7 @@ namespace {
 
 // Codes and, behind them, their scales, in the memory of `rows`, whose elements have 16 bits.
 Activations codes_in(const Tensor& rows) {
+  CHECK_EQ(dtype_bytes(rows.dtype), 2);
   const int64_t num_tokens = rows.dim(0);
   const int64_t features = rows.dim(1);
   auto* codes = static_cast<std::byte*>(rows.data);

@@ -42,6 +42,7 @@ void check_linear(const CpuOpState& state, const LinearParams& params) {
 void linear_cpu(OpState& state, device::Stream& stream, const LinearParams& params) {
   CpuOpState& cpu = as_cpu(state);
   check_linear(cpu, params);
+  CHECK(!params.x_scales, "codes of 8 bits on a CPU");
   if (params.x.dim(0) == 0 || params.weight.n == 0) return;
   device::CpuStream& queue = device::as_cpu(stream);
   if (is_quantized(params.weight.scheme)) {

@@ -21,6 +21,7 @@ MatmulMemory CudaOpState::matmul_memory(const OpStateOptions& options, std::byte
   std::byte* codes = memory + workspace_bytes(options) - code_bytes(options) - code_scale_bytes(options);
   made.codes = reinterpret_cast<uint8_t*>(codes);
   made.codes_bytes = code_bytes(options);
+  made.code_rows = code_rows(options);
   made.scales = reinterpret_cast<float*>(codes + code_bytes(options));
   return made;
 }

@@ -30,17 +30,18 @@ bool is_codes(const Tensor& rows) { return rows.dtype == DType::kF8E4M3; }
 // Scales of groups of columns, beside rows that are codes.
 void check_scales(const Tensor& rows, const Tensor& scales) {
   CHECK(is_codes(rows) == static_cast<bool>(scales) &&
-            (!scales || (scales.dtype == DType::kF32 && scales.dim(0) * kCodeGroup == rows.dim(1) &&
-                         scales.dim(1) == rows.dim(0) && rows.is_contiguous())),
+            (!scales || (scales.dtype == DType::kF32 && scales.is_contiguous() &&
+                         scales.dim(0) * kCodeGroup == rows.dim(1) && scales.dim(1) == rows.dim(0) &&
+                         rows.is_contiguous())),
         "scales {} of {}",
         scales.to_string(),
         rows.to_string());
 }
 
+// But for the scales of codes, of which shares have a part (check_scales).
 void check_linear(const LinearParams& params) {
   check_rows(params.x);
   check_rows(params.out);
-  check_scales(params.x, params.x_scales);
   const Weight& weight = params.weight;
   const DType activation = is_codes(params.x) ? params.out.dtype : params.x.dtype;
   const bool scaled = weight.scheme == WeightScheme::kF8E4M3 && activation != DType::kF32;
@@ -48,7 +49,8 @@ void check_linear(const LinearParams& params) {
         "a weight in {} for {}",
         weight.scheme,
         params.x.to_string());
-  CHECK(!scaled || (weight.parts[1].dtype == DType::kF32 && weight.parts[1].numel() == weight.n),
+  CHECK(!scaled || (weight.parts[1].dtype == DType::kF32 && weight.parts[1].numel() == weight.n &&
+                    reinterpret_cast<uintptr_t>(weight.parts[1].data) % sizeof(float2) == 0),
         "scales {} for n = {}",
         weight.parts[1].to_string(),
         weight.n);
@@ -113,6 +115,11 @@ void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
          device::CudaStream& stream) {
+  CHECK(!shape.grouped_codes || state.matmul().takes_prompt(shape),
+        "no kernel takes codes of {} rows by [{}, {}]",
+        shape.m,
+        shape.n,
+        shape.k);
   if (state.fused_row().put_off(shape, operands, stream) || !stream.enter()) return;
   const LinearKernels kernels = state.options().linear;
   const bool by_rows = kernels == LinearKernels::kFastest || kernels == LinearKernels::kOwn;
@@ -128,8 +135,8 @@ void linear_of_handed_cuda(OpState& state,
                            const LinearParams& params,
                            const device::HandedRows& rows) {
   check_linear(params);
+  check_scales(params.x, params.x_scales);
   check_handed(params.x, rows);
-  CHECK(!params.x_scales || params.x_scales.is_contiguous());
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.out.numel() == 0) return;
   MatmulOperands operands = operands_of(params);
@@ -143,6 +150,7 @@ void linear_cuda(OpState& state, device::Stream& stream, const LinearParams& par
 
 bool linear_terms_cuda(OpState& state, device::Stream& stream, const LinearTermsParams& params) {
   check_linear(params.product);
+  check_scales(params.product.x, params.product.x_scales);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.product.out.numel() == 0) return false;
   CHECK(params.terms.size > 1 && 2 * params.product.weight.n <= params.terms.row_bytes &&
@@ -185,8 +193,7 @@ bool gives_codes_cuda(const OpState& state,
   gives.y_stride = gives.columns();
   gives.grouped_codes = takes.grouped_codes = true;
   const Matmul& matmul = static_cast<const CudaOpState&>(state).matmul();
-  return gives.f8_weight && takes.f8_weight && gives.columns() == takes.k && matmul.is_prompt(gives) &&
-         matmul.is_prompt(takes);
+  return gives.columns() == takes.k && matmul.takes_prompt(gives) && matmul.takes_prompt(takes);
 }
 
 void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearSharesParams& params) {
@@ -205,6 +212,7 @@ void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearShar
                  .x_scales = params.x_scales});
     return;
   }
+  check_scales(params.x, params.x_scales);
   std::array<void*, LinearSharesParams::kMostOuts> outs{};
   bool alike = true;
   int alignment = 256;
@@ -244,6 +252,7 @@ void linear_silu_and_mul_of_handed_cuda(OpState& state,
   check_linear(product);
   check_handed(params.x, rows);
   check_rows(out);
+  check_scales(params.x, {});
   check_scales(out, params.out_scales);
   CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == params.x.dtype &&
             (is_codes(out) || out.dtype == params.x.dtype) && out.dim(0) == params.x.dim(0) &&

@@ -107,7 +107,7 @@ void Matmul::end_tuning() {
 // weights.
 bool Matmul::has_codes(const MatmulShape& shape) const {
   const int64_t rows = std::max(shape.m, StreamMemory::kMostCodeRows);
-  return !shape.f8_weight || rows * shape.k <= memory_.codes_bytes;
+  return !shape.f8_weight || (rows <= memory_.code_rows && rows * shape.k <= memory_.codes_bytes);
 }
 
 bool Matmul::takes_streamed(const MatmulShape& shape) const {
@@ -130,7 +130,7 @@ std::vector<Matmul::Candidate> Matmul::streamed_candidates(const MatmulShape& sh
   return found;
 }
 
-bool Matmul::is_prompt(const MatmulShape& shape) const {
+bool Matmul::takes_prompt(const MatmulShape& shape) const {
   const bool takes = shape.gated ? prompts_.takes_gated(shape) : prompts_.takes_plain(shape);
   if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !takes) return false;
   if (are_ours(kernels_)) return true;
@@ -138,7 +138,7 @@ bool Matmul::is_prompt(const MatmulShape& shape) const {
 }
 
 bool Matmul::hands(const MatmulShape& shape, int ranks) const {
-  return is_prompt(shape) && prompts_.takes_handed(shape, ranks);
+  return takes_prompt(shape) && prompts_.takes_handed(shape, ranks);
 }
 
 bool Matmul::prefers_shares(const MatmulShape& shape, int shares) const {
@@ -159,7 +159,7 @@ void Matmul::run_shares(MatmulShape shape,
 bool Matmul::takes_quantized(const MatmulShape& shape) const {
   constexpr int64_t kUnit = 16;  // elements of x and W that the library wants whole
   return shape.k % kUnit == 0 && shape.n % kUnit == 0 && shape.x_stride % 8 == 0 && shape.alignment >= 16 &&
-         shape.m * shape.k <= memory_.codes_bytes;
+         has_codes(shape);
 }
 
 // Rows of x by a weight in f8_e4m3, rounded: their codes in the place of x, where it is not codes as it is.
@@ -317,11 +317,10 @@ Status Matmul::choose(Plan& plan,
                       const MatmulShape& shape,
                       const MatmulOperands& operands,
                       device::CudaStream& stream) {
-  if (is_prompt(shape)) {
+  if (takes_prompt(shape)) {
     plan.choice.kernel = Candidate::Kernel::kPrompt;
     return ok_status();
   }
-  CHECK(!shape.grouped_codes, "no kernel takes codes in groups of {} rows", shape.m);
   if (take_known(plan, shape, choices_.find(shape))) return ok_status();
   const bool tunes = timer_ != nullptr;
   // Of a number of rows that was not tried: the library's first guess may take half as long again.

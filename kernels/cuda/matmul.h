@@ -4,7 +4,8 @@
 //
 // Weights in f8_e4m3: rows of x are quantized, too, by the library's kernels and by ours, but of up to
 // kMostRowsInParts rows ours split x into 8-bit floats that add up to it; and where neither can be had, x
-// stays as it is. What is rounded depends on the shape alone, never on what was the fastest.
+// stays as it is. What is rounded depends on shapes alone, a product's and, where it leaves codes, its
+// reader's (OpTable::gives_codes), never on what was the fastest.
 #pragma once
 
 #include <cublasLt.h>
@@ -34,6 +35,7 @@ struct MatmulMemory {
   uint8_t* codes = nullptr;
   float* scales = nullptr;
   int64_t codes_bytes = 0;
+  int64_t code_rows = 0;
 };
 
 class Matmul {
@@ -57,7 +59,7 @@ class Matmul {
   // (MatmulOperands::handed).
   bool hands(const MatmulShape& shape, int ranks) const;
   // Whether our kernel for prompts is to run for it, whose codes may be in groups (MatmulShape).
-  bool is_prompt(const MatmulShape& shape) const;
+  bool takes_prompt(const MatmulShape& shape) const;
   // Whether one kernel makes y in so many runs of rows; then run_shares does (PromptLinear::launch_shares).
   bool prefers_shares(const MatmulShape& shape, int shares) const;
   void run_shares(MatmulShape shape,

@@ -16,7 +16,7 @@ struct MatmulShape {
   int64_t k = 0;
   int64_t x_stride = 0;  // in elements
   int64_t y_stride = 0;
-  DType in = DType::kBF16;   // of x, bias and, where it has no scales, W
+  DType in = DType::kBF16;   // of x, bias and W, where these are not codes
   DType out = DType::kBF16;  // of y
   bool has_bias = false;
   bool f8_weight = false;  // W is f8_e4m3 with a scale a row

@@ -4,7 +4,8 @@
 // stores them without a product in memory. The scheme is that of CUTLASS's persistent cooperative kernel for
 // Hopper (warp-specialized, its producer and consumers joined by barriers around a ring of stages):
 //
-// - One thread asks TMA for 64 columns of x and W at a time, as many stages ahead as shared memory holds, and
+// - One thread asks TMA for 64 columns of x and W at a time, 128 of codes, as many stages ahead as shared
+// memory holds, and
 //   goes on to the next tile's while this one's results are stored.
 // - Two warpgroups multiply, 64 rows of x each, so that what is brought of W is read by both. The products of
 //   one stage are under way while the next stage is waited for.
@@ -15,9 +16,12 @@
 //   itself. It begins behind the first one's blocks, so as to take no place of theirs, and ends
 //   behind them, for the kernels that follow to wait for one alone.
 // - Tiles are taken in an order in which those that run at the same time share rows of x and of W in L2.
-// - A tile's sums are rounded to the output's type as soon as they are complete, which halves them, and wait
+// - A tile's sums of 16-bit elements are rounded to the output's type as soon as they are complete, which
+// halves them, and wait
 //   in registers: they are gated, and stored in turns, while the next tile is multiplied. Of a gated product
 //   that is also what is rounded where it stands in memory in between.
+// - Codes are multiplied in halves of a tile, whose sums of a stage are added in float, and a tile is gated
+//   and stored at once (device/prompt_codes.cuh).
 // - y may be in shares, runs of rows with a place of their own each, another GPU's memory: all blocks end a
 //   tile at the same time, and behind stores that wait for the link, loads wait, too, so the turns of a tile
 //   are spread over the next one. Shares come one after the other, so that all but the last cross while there
@@ -28,7 +32,7 @@
 #include <array>
 
 #include "kernels/cuda/device/overlap.cuh"
-#include "kernels/cuda/device/prompt_products.cuh"
+#include "kernels/cuda/device/prompt_codes.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/prompt_linear.h"
 #include "kernels/linear.h"
@@ -142,6 +146,7 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                            const Shares& shares,
                            const Portion& portion,
                            cudaStream_t stream) {
+  CHECK(!Kind::kGivesCodes || shares.count() == 1);
   const int64_t rows = shape.m / shares.count();
   const int steps = static_cast<int>(shape.k / Kind::kStageColumns);
   const TileArgs args{.rows = static_cast<int>(rows),
@@ -263,6 +268,15 @@ bool is_better(const Division& narrow, const Division& wide, const MatmulShape& 
          narrow.rounds() * Narrow::kWRows * kMore < wide.rounds() * PlainOf<Elements::kBits16>::kWRows * 100;
 }
 
+// launch(T()) with y's elements; codes are the same beside all of them.
+template <typename Kind, typename Launch>
+cudaError_t with_output(const MatmulShape& shape, Launch&& launch) {
+  if constexpr (!Kind::kGivesCodes) {
+    if (shape.out == DType::kF16) return launch(__half());
+  }
+  return launch(__nv_bfloat16());
+}
+
 // Of x and y, which have the same ones.
 int64_t count_shares(const MatmulOperands& operands) { return std::max(1, operands.handed.size); }
 
@@ -280,9 +294,9 @@ cudaError_t launch_as(const HopperDevice& device,
   const Shares shares{.y = std::span(y).first(static_cast<size_t>(count)),
                       .first = operands.handed.rank,
                       .x = operands.handed};
-  return shape.in == DType::kBF16
-             ? launch_divided<__nv_bfloat16, Kind>(device, division, shape, operands, shares, stream)
-             : launch_divided<__half, Kind>(device, division, shape, operands, shares, stream);
+  return with_output<Kind>(shape, [&](auto type) {
+    return launch_divided<decltype(type), Kind>(device, division, shape, operands, shares, stream);
+  });
 }
 
 template <Elements kElements>
@@ -319,9 +333,9 @@ cudaError_t launch_shares_of(const HopperDevice& device,
                              cudaStream_t stream) {
   using Kind = PlainOf<kElements>;
   const Portion all = all_tiles<Kind, Pair>(shape, shares.count(), device.processors / Pair::kBlocks);
-  return shape.in == DType::kBF16
-             ? launch_portion<__nv_bfloat16, Kind, Pair>(device.encoder, shape, operands, shares, all, stream)
-             : launch_portion<__half, Kind, Pair>(device.encoder, shape, operands, shares, all, stream);
+  return with_output<Kind>(shape, [&](auto type) {
+    return launch_portion<decltype(type), Kind, Pair>(device.encoder, shape, operands, shares, all, stream);
+  });
 }
 
 // launch(an integral_constant of what `shape` has).
@@ -333,8 +347,8 @@ cudaError_t with_elements(const MatmulShape& shape, Launch&& launch) {
 }
 
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
-  const bool types =
-      (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in && !shape.has_bias;
+  const bool types = (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in &&
+                     !shape.has_bias && (shape.f8_weight || !shape.grouped_codes);
   const int stage_columns =
       shape.f8_weight ? GatedOf<Elements::kCodes>::kStageColumns : GatedOf<Elements::kBits16>::kStageColumns;
   const bool aligned =

@@ -19,7 +19,9 @@ constexpr int32_t kOutputs = 4;
 // Of every op table's, since those hold plain functions.
 std::atomic<int> num_handed{0};
 std::atomic<int> num_handed_gated{0};
-std::atomic<int> num_of_codes{0};  // products of rows that the one in front left in codes
+// Products of rows that the one in front left in codes, and those whose results go to several places.
+std::atomic<int> num_of_codes{0};
+std::atomic<int> num_of_codes_scattered{0};
 
 class CudaHandedRows : public CudaReplicas {
  protected:
@@ -51,7 +53,7 @@ class CudaHandedRows : public CudaReplicas {
         };
     counting_.linear_shares =
         [](kernels::OpState& state, device::Stream& stream, const kernels::LinearSharesParams& params) {
-          if (params.x_scales) ++num_of_codes;
+          if (params.x_scales) ++(params.whole() ? num_of_codes : num_of_codes_scattered);
           ops->linear_shares(state, stream, params);
         };
   }
@@ -94,7 +96,10 @@ class CudaHandedRows : public CudaReplicas {
                                .linear_kernels = linear_kernels,
                                .step_deadline_seconds = 60};
     LogitsRecorder recorder(layout, kVocab);
-    ReplicaOptions options = replica_options(engine);
+    // However few rows, their terms go to where they are summed.
+    comm::PeerLimits limits = comm::default_peer_limits(kTp);
+    if (quantization) limits.handed_bytes = 1;
+    ReplicaOptions options = replica_options(engine, limits);
     options.ops = &counting_;
     options.hooks = [&](int rank) { return recorder.hooks(rank); };
     auto replica = Replica::start(model, options);
@@ -158,9 +163,11 @@ TEST_F(CudaHandedRows, PromptsByF8WeightsAreTheLibrarys) {
                                          parallel::Layout{.tp = kTp},
                                          parallel::Layout{.tp = kTp, .sequence_parallel_from = 256}}) {
     SCOPED_TRACE(format("tp {}, sequence parallel from {}", layout.tp, layout.sequence_parallel_from));
-    num_of_codes = 0;
+    num_of_codes = num_of_codes_scattered = 0;
     const auto got = logits(*model, layout, WeightScheme::kF8E4M3);
-    EXPECT_GE(num_of_codes, layout.tp * 2 * kSteps);
+    const bool scatters = layout.sequence_parallel_from == 256;
+    EXPECT_GE(scatters ? num_of_codes_scattered : num_of_codes, layout.tp * 2 * kSteps);
+    EXPECT_EQ(scatters ? num_of_codes : num_of_codes_scattered, 0);
     ASSERT_EQ(got.size(), expected.size());
     double off = 0;
     double all = 0;

@@ -24,8 +24,12 @@ class CudaGroupedCodes : public CudaLinearTest {
   static Tensor on_cpu(const Twin& twin) { return twin.cpu; }
   static Tensor on_gpu(const Twin& twin) { return twin.gpu; }
 
-  bool gives_codes(const Weight& gate_up, const Weight& reader, int64_t rows, bool has_bias = false) {
-    return module_->ops->gives_codes(*gpu_state_, gate_up, reader, has_bias, DType::kBF16, rows);
+  bool gives_codes(const Weight& gate_up,
+                   const Weight& reader,
+                   int64_t rows,
+                   bool has_bias = false,
+                   DType activation = DType::kBF16) {
+    return module_->ops->gives_codes(*gpu_state_, gate_up, reader, has_bias, activation, rows);
   }
   // What codes [m, inner] and scales on the GPU stand for.
   Twin decoded(const Twin& codes, const Twin& scales) {
@@ -57,7 +61,7 @@ class CudaGroupedCodes : public CudaLinearTest {
         "{} rows of {} by [{}, {}] and [{}, {}], {} shares", m, dtype, 2 * inner, k, n, inner, shares));
     const F8Weight gate_up = f8_weight(2 * inner, k);
     const F8Weight reader = f8_weight(n, inner);
-    ASSERT_TRUE(gives_codes(gate_up.weight(on_gpu), reader.weight(on_gpu), m));
+    ASSERT_TRUE(gives_codes(gate_up.weight(on_gpu), reader.weight(on_gpu), m, false, dtype));
     const Twin x = random_twin(dtype, {m, k});
     scale_rows(x);
     const Twin seen = as_floats(x);
@@ -161,6 +165,7 @@ TEST_F(CudaGroupedCodes, AreGivenWhereBothProductsAreOurs) {
   EXPECT_FALSE(gives(512));
   EXPECT_FALSE(gives(1100));
   EXPECT_FALSE(gives(1024, true));
+  EXPECT_FALSE(gives_codes(gate_up.weight(on_gpu), reader.weight(on_gpu), 1024, false, DType::kF32));
   EXPECT_FALSE(gives_codes(dense_weight(dense, on_gpu), reader.weight(on_gpu), 1024));
   EXPECT_FALSE(gives_codes(uneven.weight(on_gpu), uneven_reader.weight(on_gpu), 1024));
   use_state(LinearKernels::kLibrary);

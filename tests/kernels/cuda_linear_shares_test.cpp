@@ -21,14 +21,15 @@ class CudaLinearShares : public CudaLinearTest {
   // Each place has a row behind the share and some columns behind every row, which stay as they were.
   void check(const SharesCase& test) {
     constexpr int64_t kGap = 8;
-    SCOPED_TRACE(format("{} shares from {} on, {} rows of {} by [{}, {}], bias {}",
+    SCOPED_TRACE(format("{} shares from {} on, {} rows of {} by [{}, {}], bias {}, f8 {}",
                         test.shares,
                         test.first,
                         test.rows,
                         test.dtype,
                         test.n,
                         test.k,
-                        test.bias));
+                        test.bias,
+                        test.f8));
     const int64_t m = test.shares * test.rows;
     const Twin x = random_twin(test.dtype, {m, test.k});
     if (test.f8) scale_rows(x);

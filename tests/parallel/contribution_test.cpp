@@ -220,12 +220,12 @@ class Stage {
     Hidden hidden = stream.entrance(view_);
     for (int64_t i = 0; i < hidden.residual.numel(); ++i)
       hidden.residual.as<float>()[i] = 0.25f * static_cast<float>(i % 5);
-    hidden.x = out.forward(x, view_);
+    hidden.x = out.forward({x}, view_);
     const Normed normed = norm.add_and_norm(hidden.x, hidden.residual, reader_hands_);
     normed_ = values(normed.rows);
     handed_ = normed.handed;
     if (sends_ == Sends::kToNorm) return;
-    hidden.x = out.forward(x, view_);
+    hidden.x = out.forward({x}, view_);
     left_ = values(stream.finish(hidden, view_));
   }
 
