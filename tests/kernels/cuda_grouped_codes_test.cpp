@@ -13,17 +13,8 @@ struct CodesCase {
   int shares = 1;          // of the rows of the last result
 };
 
-class CudaGroupedCodes : public CudaLinearTest {
+class CudaGroupedCodes : public CudaPromptTest {
  protected:
-  void SetUp() override {
-    CudaLinearTest::SetUp();
-    if (IsSkipped()) return;
-    if (!is_hopper()) GTEST_SKIP() << "no kernel of ours for prompts";
-    use_state(LinearKernels::kOwn);
-  }
-  static Tensor on_cpu(const Twin& twin) { return twin.cpu; }
-  static Tensor on_gpu(const Twin& twin) { return twin.gpu; }
-
   bool gives_codes(const Weight& gate_up,
                    const Weight& reader,
                    int64_t rows,

@@ -187,4 +187,17 @@ class CudaLinearTest : public CudaOpTest {
   LinearKernels kernels_ = LinearKernels::kFastest;  // of gpu_state_
 };
 
+// By our kernel for prompts, where the device has it.
+class CudaPromptTest : public CudaLinearTest {
+ protected:
+  void SetUp() override {
+    CudaLinearTest::SetUp();
+    if (IsSkipped()) return;
+    if (!is_hopper()) GTEST_SKIP() << "no kernel of ours for prompts";
+    use_state(LinearKernels::kOwn);
+  }
+  static Tensor on_cpu(const Twin& twin) { return twin.cpu; }
+  static Tensor on_gpu(const Twin& twin) { return twin.gpu; }
+};
+
 }  // namespace llm_dist::kernels

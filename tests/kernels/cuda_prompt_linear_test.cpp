@@ -6,17 +6,9 @@
 namespace llm_dist::kernels {
 namespace {
 
-class CudaPromptLinear : public CudaLinearTest {
+class CudaPromptLinear : public CudaPromptTest {
  protected:
-  void SetUp() override {
-    CudaLinearTest::SetUp();
-    if (IsSkipped()) return;
-    if (!is_hopper()) GTEST_SKIP() << "no kernel of ours for prompts";
-    use_state(LinearKernels::kOwn);
-  }
-  static Weight weight_on_gpu(const Twin& w) {
-    return dense_weight(w, [](const Twin& twin) { return twin.gpu; });
-  }
+  static Weight weight_on_gpu(const Twin& w) { return dense_weight(w, on_gpu); }
   void issue(const Tensor& x, const Twin& w, const Tensor& out) {
     module_->ops->linear(
         *gpu_state_, *gpu_stream_, {.x = x, .weight = weight_on_gpu(w), .bias = {}, .out = out});
@@ -161,7 +153,6 @@ TEST_F(CudaPromptLinear, ThatOverlapWaitForTheirInput) {
 // The same by weights in 8-bit floats.
 class CudaF8PromptLinear : public CudaPromptLinear {
  protected:
-  static Tensor on_gpu(const Twin& twin) { return twin.gpu; }
   void issue_f8(const Tensor& x, const F8Weight& w, const Tensor& out) {
     module_->ops->linear(
         *gpu_state_, *gpu_stream_, {.x = x, .weight = w.weight(on_gpu), .bias = {}, .out = out});
@@ -170,10 +161,7 @@ class CudaF8PromptLinear : public CudaPromptLinear {
     const Twin expected = output_twin(DType::kF32, {x_seen.cpu.dim(0), w.n});
     cpu_ops().linear(*cpu_state_,
                      *cpu_stream_,
-                     {.x = x_seen.cpu,
-                      .weight = w.weight([](const Twin& twin) { return twin.cpu; }),
-                      .bias = {},
-                      .out = expected.cpu});
+                     {.x = x_seen.cpu, .weight = w.weight(on_cpu), .bias = {}, .out = expected.cpu});
     return expected;
   }
   void check_f8(DType dtype, int64_t m, int64_t n, int64_t k) {

@@ -4,10 +4,10 @@
 
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/handed_rows.cuh"
+#include "kernels/cuda/device/prompt_kinds.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/linear.h"
 
 namespace llm_dist::kernels::prompt_products {
 
@@ -16,48 +16,9 @@ constexpr int kMultipliers = 2;  // warpgroups
 constexpr int kThreads = (kMultipliers + 1) * kGroupThreads;
 constexpr int kGroupRows = 64;  // of x: what one product takes
 constexpr int kTileRows = kMultipliers * kGroupRows;
-constexpr int kMostWRows = 256;  // of a tile
-constexpr int kRowBytes = 128;   // of a stage, TMA's widest swizzle
 // Clusters that run at the same time have so many tiles below each other; the others are beside them. The
 // rows of x that belong to them, 2048, are to stay in L2 while one strip of W after the other goes by.
 constexpr int kRasterTiles = 16;
-
-// Of what elements a product's operands are.
-enum class Elements : uint8_t {
-  kBits16,
-  kCodes,         // x and W are f8_e4m3, with a scale for each row
-  kGroupedCodes,  // the same, and what is between a gated product and the one that reads it has a scale for
-                  // each group of 128 columns: y of the gated one, x of the other
-};
-
-// What a tile is made of, rows of W, and what becomes of its sums, columns of y.
-template <bool kGates_, int kWRows_, Elements kElements>
-struct TileKind {
-  static constexpr bool kGates = kGates_;
-  static constexpr bool kCodes = kElements != Elements::kBits16;
-  static constexpr bool kGivesCodes = kElements == Elements::kGroupedCodes && kGates;
-  static constexpr bool kTakesGroups = kElements == Elements::kGroupedCodes && !kGates;
-  static constexpr int kWRows = kWRows_;
-  static constexpr int kHalfRows = kWRows / 2;
-  static constexpr int kSums = kHalfRows;  // of a thread: half of either half's
-  static constexpr int kColumns = kGates ? kHalfRows : kWRows;
-  static constexpr int kTurns = kWRows / 64;  // parts in which a tile of y leaves
-  static constexpr int kStageColumns = kCodes ? kRowBytes : kRowBytes / 2;     // of x and W
-  static constexpr int kBoxColumns = kGivesCodes ? kRowBytes : kRowBytes / 2;  // of y, that leave together
-  // Boxes of y, for each warpgroup, that have room in shared memory: of codes a whole tile's.
-  static constexpr int kOutBoxes = kCodes ? kColumns / kBoxColumns : 2;
-  static constexpr int kStages = kOutBoxes > 3 ? 3 : 4;
-  static_assert(kWRows <= kMostWRows && kColumns % kBoxColumns == 0);
-};
-template <Elements kElements>
-using GatedOf = TileKind<true, 256, kElements>;
-template <Elements kElements>
-using PlainOf = TileKind<false, 256, kElements>;
-template <Elements kElements>
-using NarrowOf = TileKind<false, 192, kElements>;
-static_assert(!GatedOf<Elements::kGroupedCodes>::kGivesCodes ||
-              GatedOf<Elements::kGroupedCodes>::kColumns == kCodeGroup);
-static_assert(PlainOf<Elements::kGroupedCodes>::kStageColumns == kCodeGroup);
 
 // kRows: blocks below each other, kColumns: beside each other.
 template <int kRows_, int kColumns_>
