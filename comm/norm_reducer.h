@@ -28,7 +28,9 @@ struct SharesAndNorm {
   Tensor residual;  // [rows/n, hidden], in and out
   Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
-  Tensor out;  // [rows, hidden], all of them on every rank: shared_out()
+  Tensor out;  // [rows, hidden], all of them on every rank: shared_out(); or codes from there on
+  // Of codes (kernels/rms_norm.h), [1, rows] in f32, right behind them, else empty. The same on every rank.
+  Tensor out_scales{};
   // out gets this rank's rows alone: the next kernel of the group's ranks hands them to the others
   // (NormReducer::handed_rows). The same on every rank.
   bool kept = false;
@@ -66,7 +68,8 @@ class NormReducer {
   // What hands the rows that such a call has kept. Nowhere (size 0) where this rank has to leave them to the
   // call: ranks agree before they keep any. Who hands rows waits on all of a GPU's processors, as who takes
   // terms.
-  virtual device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype) const = 0;
+  // codes: the rows are.
+  virtual device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype, bool codes) const = 0;
   virtual void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) = 0;
   // The sum and the addition alone. residual: [rows/n, hidden].
   virtual void add_shares(const Tensor& residual, device::Stream& stream) = 0;

@@ -13,9 +13,10 @@ namespace llm_dist::kernels {
 // Products hand rows of x among ranks where each has a multiple of so many (OpTable::hands_rows).
 inline constexpr int64_t kHandedRows = 512;
 
-// Rows between two products may be codes of 8 bits, kF8E4M3, whose scales stand in a tensor of their own:
-// [columns / kCodeGroup, num_tokens] in f32, of each row one for so many neighbouring columns. For what
-// OpTable::gives_codes says yes to.
+// Rows that a product reads may be codes of 8 bits, kF8E4M3, whose scales stand in a tensor of their own, in
+// f32: [1, num_tokens], one for each row, where OpTable::takes_codes says yes; or between two products
+// [columns / kCodeGroup, num_tokens], of each row one for so many neighbouring columns, where
+// OpTable::gives_codes does.
 inline constexpr int64_t kCodeGroup = 128;
 
 struct LinearParams {
@@ -74,12 +75,13 @@ struct LinearTermsParams {
 // out = silu(gate) · up with [gate, up] = x · Wᵀ (+ bias): the merged gate-up projection and its activation
 // (Shazeer 2020, SwiGLU).
 struct LinearSiluAndMulParams {
-  Tensor x;             // [num_tokens, k], contiguous rows
-  Weight weight;        // [2n, k]: the gate's rows, then up's
-  Tensor bias;          // [2n] in x's dtype, or empty
-  Tensor gate_up;       // [num_tokens, 2n]: memory for the products; what is left there is unspecified
-  Tensor out;           // [num_tokens, n], x's dtype; or codes
-  Tensor out_scales{};  // of codes, else empty
+  Tensor x;        // [num_tokens, k] activations, contiguous rows; or their codes
+  Weight weight;   // [2n, k]: the gate's rows, then up's
+  Tensor bias;     // [2n] in the activations' dtype, or empty
+  Tensor gate_up;  // [num_tokens, 2n], theirs: memory for the products; what is left there is unspecified
+  Tensor out;      // [num_tokens, n], theirs; or codes
+  Tensor x_scales{};    // of codes, else empty: [1, num_tokens]
+  Tensor out_scales{};  // likewise: [n / kCodeGroup, num_tokens]
 };
 
 }  // namespace llm_dist::kernels

@@ -32,8 +32,11 @@ struct OpTable {
   // shares.
   bool (*makes_shares)(const OpState&, const Weight&, bool has_bias, DType activation);
   // Whether products by this weight hand rows of x among so many ranks, where each has a multiple of
-  // kHandedRows.
+  // kHandedRows: by weights in f8_e4m3 rows that are codes.
   bool (*hands_rows)(const OpState&, const Weight&, bool has_bias, DType activation, int ranks);
+  // Whether linear and linear_silu_and_mul by this weight take codes with a scale for each of so many rows
+  // (linear.h), and products that hand them do.
+  bool (*takes_codes)(const OpState&, const Weight&, bool has_bias, DType activation, int64_t rows);
   // Whether linear_silu_and_mul by `gate_up` of so many rows gives codes (kCodeGroup) that linear, and
   // linear_shares to equal runs of contiguous rows, take by `reader`. x and results are contiguous then, and
   // begin at multiples of 16 bytes.

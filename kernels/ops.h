@@ -21,6 +21,9 @@ class Ops {
       const Weight& gate_up, const Weight& reader, bool has_bias, DType activation, int64_t rows) const {
     return table_->gives_codes(*state_, gate_up, reader, has_bias, activation, rows);
   }
+  bool takes_codes(const Weight& weight, bool has_bias, DType activation, int64_t rows) const {
+    return table_->takes_codes(*state_, weight, has_bias, activation, rows);
+  }
   void embedding(const EmbeddingParams& p) const { run("embedding", p.ids.dim(0), table_->embedding, p); }
   void rms_norm(const RmsNormParams& p) const { run("rms_norm", p.x.dim(0), table_->rms_norm, p); }
   void add_rms_norm(const AddRmsNormParams& p) const {

@@ -14,13 +14,19 @@ struct RmsNormParams {
   Tensor out;  // [num_tokens, hidden]
 };
 
-// residual ← residual + x (rounded to its dtype); out ← RMSNorm(residual). out may be x.
+// Of rows of up to so many elements norms may leave codes, kF8E4M3 with a scale for each row (linear.h), in
+// the place of 16 bits: those of the rows that they would leave otherwise. Only for products that take them
+// (OpTable::takes_codes).
+inline constexpr int64_t kMostCodedHidden = 8192;
+
+// residual ← residual + x (rounded to its dtype); out ← RMSNorm(residual). out may be x, codes may not.
 struct AddRmsNormParams {
   Tensor x;         // [num_tokens, hidden]
   Tensor residual;  // [num_tokens, hidden], in and out
   Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
-  Tensor out;  // [num_tokens, hidden]
+  Tensor out;           // [num_tokens, hidden], x's dtype; or codes
+  Tensor out_scales{};  // of codes, else empty: [1, num_tokens]
 };
 
 // The same of a single row that is a sum over ranks: x stands for this rank's term, which the product in

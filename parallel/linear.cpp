@@ -3,22 +3,6 @@
 #include <span>
 
 namespace llm_dist::parallel {
-namespace {
-
-// Codes and, behind them, their scales, in the memory of `rows`, whose elements have 16 bits.
-Activations codes_in(const Tensor& rows) {
-  CHECK_EQ(dtype_bytes(rows.dtype), 2);
-  const int64_t num_tokens = rows.dim(0);
-  const int64_t features = rows.dim(1);
-  auto* codes = static_cast<std::byte*>(rows.data);
-  Tensor of_codes = Tensor::contiguous(codes, DType::kF8E4M3, {num_tokens, features}, rows.device);
-  return {
-      of_codes,
-      Tensor::contiguous(
-          codes + of_codes.bytes(), DType::kF32, {features / kernels::kCodeGroup, num_tokens}, rows.device)};
-}
-
-}  // namespace
 
 // Layers are registered by address: a layer object must not move after construction, so owners hold them in
 // place.
@@ -28,7 +12,7 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
                                            int64_t input_size,
                                            bool bias)
     : context_(context), region_(context, input_size) {
-  MatrixSlot matrix{.target = &weight_, .cols = input_size, .hands_rows = &hands_rows_, .has_bias = bias};
+  MatrixSlot matrix{.target = &weight_, .cols = input_size, .hands_rows = &hands_rows_, .takes_codes = &takes_codes_, .has_bias = bias};
   VectorSlot vector{.target = &bias_};
   for (const ColumnPart& part : parts) {
     matrix.pieces.push_back(
@@ -44,15 +28,25 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
 }
 
 Tensor ColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
-  Tensor whole = region_.gather_to_whole(x.rows, step);
+  Tensor whole = region_.gather_to_whole(x.x.rows, step);
   Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
-  context_.ops->linear({.x = whole, .weight = weight_, .bias = bias_, .out = out}, x.handed);
+  context_.ops->linear(
+      {.x = whole, .weight = weight_, .bias = bias_, .out = out, .x_scales = x.x.scales}, x.handed);
   return out;
 }
 
-bool ColumnParallelLinear::hands_rows(const StepView& step) const {
-  return hands_rows_ && step.sequence_parallel &&
-         step.num_tokens % (context_.mesh.tp() * kernels::kHandedRows) == 0;
+NormedAs ColumnParallelLinear::takes(const StepView& step) const {
+  // Local rows that are gathered apart from the norm are gathered in 16 bits.
+  const bool all_there =
+      !step.sequence_parallel || region_.is_summed_by_norm(step.num_tokens, context_.dtype, step);
+  NormedAs takes;
+  takes.codes =
+      takes_codes_ && all_there &&
+      context_.ops->takes_codes(weight_, static_cast<bool>(bias_), context_.dtype, step.num_tokens);
+  takes.shares = hands_rows_ && step.sequence_parallel &&
+                 step.num_tokens % (context_.mesh.tp() * kernels::kHandedRows) == 0 &&
+                 (takes.codes || weight_.scheme != WeightScheme::kF8E4M3);
+  return takes;
 }
 
 GatedColumnParallelLinear::GatedColumnParallelLinear(
@@ -70,13 +64,14 @@ Activations GatedColumnParallelLinear::forward(const Normed& x,
   Activations out{context.arena->get(output_, step.num_tokens, output_size_)};
   const bool has_bias = merged_.bias_ || reader.bias_;
   if (context.ops->gives_codes(merged_.weight_, reader.weight_, has_bias, context.dtype, step.num_tokens))
-    out = codes_in(out.rows);
+    out = codes_in(out.rows, output_size_ / kernels::kCodeGroup);
   context.ops->linear_silu_and_mul(
-      {.x = merged_.region_.gather_to_whole(x.rows, step),
+      {.x = merged_.region_.gather_to_whole(x.x.rows, step),
        .weight = merged_.weight_,
        .bias = merged_.bias_,
        .gate_up = context.arena->get(merged_.output_, step.num_tokens, merged_.output_size_),
        .out = out.rows,
+       .x_scales = x.x.scales,
        .out_scales = out.scales},
       x.handed);
   return out;

@@ -28,8 +28,7 @@ class ColumnParallelLinear {
                        bool bias);
   // x: local [local_tokens, input_size] → whole [num_tokens, local features].
   Tensor forward(const Normed& x, const StepView& step) const;
-  // Whether the product of such a step can hand rows of x among the ranks (Normed::handed).
-  bool hands_rows(const StepView& step) const;
+  NormedAs takes(const StepView& step) const;
   int64_t output_size() const { return output_size_; }
 
  private:
@@ -40,13 +39,9 @@ class ColumnParallelLinear {
   Arena::Id output_ = -1;
   Weight weight_;
   Tensor bias_;
-  bool hands_rows_ = false;  // on all ranks
-};
-
-// What one layer's product leaves to the next one's; scales: where rows are codes (kernels::kCodeGroup).
-struct Activations {
-  Tensor rows;  // whole [num_tokens, local features]
-  Tensor scales{};
+  // On all ranks.
+  bool hands_rows_ = false;
+  bool takes_codes_ = false;
 };
 
 class RowParallelLinear;
@@ -60,7 +55,7 @@ class GatedColumnParallelLinear {
   // x: local [local_tokens, input_size] → whole [num_tokens, local features], for `reader`, which may take
   // codes.
   Activations forward(const Normed& x, const RowParallelLinear& reader, const StepView& step) const;
-  bool hands_rows(const StepView& step) const { return merged_.hands_rows(step); }
+  NormedAs takes(const StepView& step) const { return merged_.takes(step); }
 
  private:
   ColumnParallelLinear merged_;

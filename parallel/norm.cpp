@@ -9,12 +9,24 @@ RmsNorm::RmsNorm(const Context& context, const std::string& name, int64_t hidden
   context.weights->vectors.push_back({&weight_, hidden_size, {{name + ".weight", 0, hidden_size, 0, 1, 0}}});
 }
 
-Normed RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual, bool reader_hands) const {
-  if (x.is_partial()) return {sum_and_norm(x, residual)};
-  if (x.is_scattered()) return sum_and_norm_shares(residual, reader_hands);
-  context_.ops->add_rms_norm(
-      {.x = x.sum(), .residual = residual, .weight = weight_, .epsilon = epsilon_, .out = x.sum()});
-  return {x.sum()};
+Normed RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual, NormedAs reader) const {
+  if (x.is_partial()) return {{sum_and_norm(x, residual)}};
+  if (x.is_scattered()) return sum_and_norm_shares(residual, reader);
+  Activations out{x.sum()};
+  // Elsewhere: a row's codes would stand where another row of x is still to be read.
+  if (gives_codes(residual, reader))
+    out = codes_in(context_.arena->get(output_, residual.dim(0), residual.dim(1)), 1);
+  context_.ops->add_rms_norm({.x = x.sum(),
+                              .residual = residual,
+                              .weight = weight_,
+                              .epsilon = epsilon_,
+                              .out = out.rows,
+                              .out_scales = out.scales});
+  return {out};
+}
+
+bool RmsNorm::gives_codes(const Tensor& residual, NormedAs reader) {
+  return reader.codes && residual.dim(1) <= kernels::kMostCodedHidden;
 }
 
 Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) const {
@@ -38,13 +50,14 @@ Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) cons
   return term;
 }
 
-Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, bool reader_hands) const {
+Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, NormedAs reader) const {
   comm::NormReducer& reducer = *context_.norm_reducer;
   const int64_t rows = residual.dim(0) * context_.mesh.tp();
-  const Tensor out = reducer.shared_out(rows, residual.dim(1), residual.dtype);
-  Normed normed{out};
-  if (reader_hands) {
-    normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype);
+  const bool codes = gives_codes(residual, reader);
+  Normed normed{{reducer.shared_out(rows, residual.dim(1), residual.dtype)}};
+  if (codes) normed.x = codes_in(normed.x.rows, 1);
+  if (reader.shares) {
+    normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype, codes);
     CHECK(normed.handed.size > 0, "{} rows that the other ranks keep, and this one cannot", rows);
   }
   context_.ops->observed(
@@ -52,7 +65,8 @@ Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, bool reader_hands) c
         reducer.add_rms_norm_of_shares({.residual = residual,
                                         .weight = weight_,
                                         .epsilon = epsilon_,
-                                        .out = out,
+                                        .out = normed.x.rows,
+                                        .out_scales = normed.x.scales,
                                         .kept = normed.handed.size > 0},
                                        stream);
       });
@@ -62,7 +76,7 @@ Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, bool reader_hands) c
 Normed RmsNorm::norm(const Tensor& residual) const {
   Tensor out = context_.arena->get(output_, residual.dim(0), residual.dim(1));
   context_.ops->rms_norm({.x = residual, .weight = weight_, .epsilon = epsilon_, .out = out});
-  return {out};
+  return {{out}};
 }
 
 }  // namespace llm_dist::parallel

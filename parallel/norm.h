@@ -3,31 +3,26 @@
 
 #include <string>
 
+#include "parallel/activations.h"
 #include "parallel/contribution.h"
 #include "parallel/step_view.h"
 
 namespace llm_dist::parallel {
 
-// Rows [num_tokens, hidden], or local ones. handed: only this rank's share of them is there, and the product
-// that reads them is to hand it to the others.
-struct Normed {
-  Tensor rows;
-  device::HandedRows handed;
-};
-
 class RmsNorm {
  public:
   RmsNorm(const Context& context, const std::string& name, int64_t hidden_size, float epsilon);
   // residual ← residual + x, local rows; returns the norm of it. Makes x's sum over the tensor group first
-  // where that is still to be done; under sequence parallelism it then returns all rows. reader_hands: what
-  // reads them can hand them among the ranks (ColumnParallelLinear::hands_rows).
-  Normed add_and_norm(const Contribution& x, const Tensor& residual, bool reader_hands = false) const;
+  // where that is still to be done; under sequence parallelism it then returns all rows. reader: what takes
+  // them (ColumnParallelLinear::takes).
+  Normed add_and_norm(const Contribution& x, const Tensor& residual, NormedAs reader = {}) const;
   // The norm of the residual stream alone, where nothing is to be added.
   Normed norm(const Tensor& residual) const;
 
  private:
+  static bool gives_codes(const Tensor& residual, NormedAs reader);
   Tensor sum_and_norm(const Contribution& x, const Tensor& residual) const;
-  Normed sum_and_norm_shares(const Tensor& residual, bool reader_hands) const;
+  Normed sum_and_norm_shares(const Tensor& residual, NormedAs reader) const;
 
   Context context_;
   float epsilon_;

@@ -34,6 +34,7 @@ struct MatrixSlot {
   // Of a column-parallel layer, which reads whole rows: where it is told whether its products hand the rows
   // among the ranks.
   bool* hands_rows = nullptr;
+  bool* takes_codes = nullptr;  // likewise, whether they take codes in the place of rows
   bool has_bias = false;  // of a layer of these two kinds, on this rank
 };
 

@@ -4,6 +4,7 @@
 #include "comm/p2p/messages.h"
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/shared_norm.h"
+#include "kernels/rms_norm.h"
 #include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::comm {
@@ -118,13 +119,17 @@ Tensor PeerCommunicator::shared_out(int64_t rows, int64_t hidden, DType dtype) c
   return shared_rows(info_.rank, resources_->view().layout.normed, rows, hidden, dtype);
 }
 
-device::HandedRows PeerCommunicator::handed_rows(int64_t rows, int64_t hidden, DType dtype) const {
+device::HandedRows PeerCommunicator::handed_rows(int64_t rows,
+                                                 int64_t hidden,
+                                                 DType dtype,
+                                                 bool codes) const {
   const PeerView& view = resources_->view();
   if (!takes_shares(rows, hidden, dtype) || view.shares_gpu || view.under_mps) return {};
   auto word = [&](int64_t offset) { return view.memory[view.rank] + offset; };
   device::HandedRows handed{.calls = reinterpret_cast<const uint64_t*>(word(view.layout.kept_calls)),
                             .warps_done = reinterpret_cast<uint32_t*>(word(view.layout.handing_done)),
-                            .share_bytes = rows / view.size * hidden * dtype_bytes(dtype),
+                            .share_bytes = rows / view.size * hidden * (codes ? 1 : dtype_bytes(dtype)),
+                            .scale_bytes = codes ? rows / view.size * int64_t{sizeof(float)} : 0,
                             .aborted = view.aborted,
                             .rank = view.rank,
                             .size = view.size};
@@ -139,10 +144,16 @@ void PeerCommunicator::add_rms_norm_of_shares(const SharesAndNorm& call, device:
   const int64_t rows = call.residual.dim(0) * info_.size;
   const int64_t hidden = call.weight.numel();
   const DType dtype = call.residual.dtype;
-  CHECK(is_like(call.out, rows, hidden, dtype), "{}", call.out.to_string());
+  const bool codes = static_cast<bool>(call.out_scales);
+  CHECK(is_like(call.out, rows, hidden, codes ? DType::kF8E4M3 : dtype), "{}", call.out.to_string());
   CHECK(call.out.data == shared_out(rows, hidden, dtype).data, "an out that the peers do not see");
+  CHECK(!codes || (hidden <= kernels::kMostCodedHidden && is_like(call.out_scales, 1, rows, DType::kF32) &&
+                   call.out_scales.data == static_cast<std::byte*>(call.out.data) + call.out.bytes()),
+        "scales {} of {}",
+        call.out_scales.to_string(),
+        call.out.to_string());
   CHECK(call.weight.dtype == dtype && is_packed(call.weight), "{}", call.weight.to_string());
-  CHECK(!call.kept || handed_rows(rows, hidden, dtype).size > 0, "{} rows to be kept", rows);
+  CHECK(!call.kept || handed_rows(rows, hidden, dtype, codes).size > 0, "{} rows to be kept", rows);
   sum_shares(call, stream);
 }
 
@@ -163,7 +174,8 @@ void PeerCommunicator::sum_shares(const SharesAndNorm& call, device::Stream& str
                        .rows = static_cast<int>(share),
                        .width = static_cast<int>(hidden),
                        .handed = are_handed(share * info_.size, hidden, dtype),
-                       .kept = call.kept};
+                       .kept = call.kept,
+                       .codes = static_cast<bool>(call.out_scales)};
   issue("a sum of shares over peer memory", stream, [&](cudaStream_t on) {
     return norm_shares(resources_->view(), dtype, rows, on);
   });

@@ -35,7 +35,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   Tensor shared_term(int rank, int64_t rows, int64_t hidden, DType dtype) const override;
   void hand_terms() override { hands_terms_ = true; }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override;
-  device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype) const override;
+  device::HandedRows handed_rows(int64_t rows, int64_t hidden, DType dtype, bool codes) const override;
   void add_rms_norm_of_shares(const SharesAndNorm& call, device::Stream& stream) override;
   void add_shares(const Tensor& residual, device::Stream& stream) override;
 

@@ -38,6 +38,8 @@
 #include "comm/p2p/shared_norm.h"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/row_codes.cuh"
+#include "kernels/rms_norm.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -62,6 +64,7 @@ struct ShareRow {
   int64_t term = 0;     // in bytes, of the first rank's among the terms
   int64_t terms = 0;    // in bytes, from one rank's term to the next one's
   int64_t normed = 0;   // in bytes, among all normed rows
+  int64_t scale = 0;    // of a row of codes, likewise
   int units = 0;
   int receivers = 0;  // of the normed row: this rank alone, or all
 };
@@ -108,10 +111,8 @@ __device__ void add_units(const PeerView& peers, const ShareRow<T>& row, int fir
   }
 }
 
-// Norms a unit, and hands it to all who get the row, this rank first.
-template <int kMostRanks, typename T>
-__device__ void send_normed(
-    const PeerView& peers, const ShareRow<T>& row, int unit, uint4 sum, float scale, uint4 weight) {
+template <typename T>
+__device__ uint4 norm_unit(uint4 sum, float scale, uint4 weight) {
   constexpr int kVec = kPerUnit<T>;
   float values[kVec];
   float weights[kVec];
@@ -120,11 +121,42 @@ __device__ void send_normed(
   kernels::scale_into(values, scale, weights, values);
   uint4 normed;
   kernels::store_vec<kVec>(values, reinterpret_cast<T*>(&normed));
+  return normed;
+}
+
+// To all who get the row, this rank first: the i-th value from `begin` on, in bytes among normed rows.
+template <int kMostRanks, typename T, typename Value>
+__device__ void send(const PeerView& peers, const ShareRow<T>& row, int64_t begin, int i, const Value& value) {
 #pragma unroll
   for (int distance = 0; distance < kMostRanks; ++distance) {
     if (distance >= row.receivers) break;
-    at<uint4>(peers, peer_behind(peers, distance), peers.layout.normed + row.normed)[unit] = normed;
+    at<Value>(peers, peer_behind(peers, distance), peers.layout.normed + begin)[i] = value;
   }
+}
+
+// Norms a row whose sums are `kept`, by a warp, each lane its own units, and sends its codes.
+template <int kMostRanks, typename T>
+__device__ void send_codes(
+    const PeerView& peers, const ShareRow<T>& row, uint4* kept, float scale, const uint4* weight) {
+  constexpr int kVec = kPerUnit<T>;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  kernels::CodeScale of_row;
+  float values[kVec];
+#pragma unroll 4
+  for (int unit = lane; unit < row.units; unit += kLanes) {
+    kept[unit] = norm_unit<T>(kept[unit], scale, weight[unit]);
+    unpack<T>(kept[unit], values);
+#pragma unroll
+    for (float value : values) of_row.look_at(value);
+  }
+  of_row.largest = kernels::warp_reduce(of_row.largest, kernels::MaxOp());
+  const float factor = of_row.factor();
+#pragma unroll 4
+  for (int unit = lane; unit < row.units; unit += kLanes) {
+    unpack<T>(kept[unit], values);
+    send<kMostRanks>(peers, row, row.normed, unit, kernels::eight_codes(values, factor));
+  }
+  if (lane == 0) send<kMostRanks>(peers, row, row.scale, 0, of_row.scale());
 }
 
 // A row of at most kKeptUnits. `kept`: room for it, of which each lane uses its own units'. norm_row's block
@@ -153,9 +185,10 @@ __device__ void norm_kept_row(
   }
   if (rows.weight == nullptr) return;
   const float scale = kernels::norm_scale(squares, rows.width, rows.epsilon);
+  if (rows.codes) return send_codes<kMostRanks>(peers, row, kept, scale, weight);
 #pragma unroll 4
   for (int unit = lane; unit < row.units; unit += kLanes)
-    send_normed<kMostRanks>(peers, row, unit, kept[unit], scale, weight[unit]);
+    send<kMostRanks>(peers, row, row.normed, unit, norm_unit<T>(kept[unit], scale, weight[unit]));
 }
 
 // Any longer row: it is read again. The units that one thread of norm_row's block has follow one another
@@ -180,7 +213,7 @@ __device__ void norm_long_row(const PeerView& peers, const ShareRows& rows, cons
   for (int unit = lane; unit < row.units; unit += kLanes) {
     const uint4 weight = static_cast<const uint4*>(rows.weight)[unit];
     const uint4 sum = reinterpret_cast<const uint4*>(row.residual)[unit];
-    send_normed<kMostRanks>(peers, row, unit, sum, scale, weight);
+    send<kMostRanks>(peers, row, row.normed, unit, norm_unit<T>(sum, scale, weight));
   }
 }
 
@@ -205,12 +238,15 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
     for (int index = static_cast<int>(blockIdx.x) + warp * kSharedBlocks; index < rows.rows;
          index += kSharedWarps * kSharedBlocks) {
       const int64_t row_bytes = rows.width * static_cast<int64_t>(sizeof(T));
+      const int64_t normed_bytes = rows.codes ? rows.width : row_bytes;
       const int64_t of_all = static_cast<int64_t>(peers.rank) * rows.rows + index;
+      const int64_t all_rows = static_cast<int64_t>(size_of<kMostRanks>(peers)) * rows.rows;
       const ShareRow<T> row{.residual = static_cast<T*>(rows.residual) + int64_t{index} * rows.width,
                             .handed = rows.handed,
                             .term = (rows.handed ? index : of_all) * row_bytes,
                             .terms = rows.handed ? rows.rows * row_bytes : 0,
-                            .normed = of_all * row_bytes,
+                            .normed = of_all * normed_bytes,
+                            .scale = all_rows * normed_bytes + of_all * static_cast<int64_t>(sizeof(float)),
                             .units = units,
                             .receivers = rows.kept ? 1 : size_of<kMostRanks>(peers)};
       if constexpr (kKeeps) {
@@ -243,6 +279,7 @@ Kernel kernel_of(DType dtype, int size, bool keeps) {
   return dtype == DType::kF16 ? kernel_of<__half>(size, keeps) : kernel_of<__nv_bfloat16>(size, keeps);
 }
 
+static_assert(kernels::kMostCodedHidden <= kKeptUnits * kPerUnit<__half>);
 constexpr int kept_bytes(int units) { return (1 + kSharedWarps) * units * static_cast<int>(kUnitBytes); }
 
 // The most that a block of the calling thread's device may have.
@@ -262,6 +299,7 @@ cudaError_t norm_shares(const PeerView& peers, DType dtype, const ShareRows& row
   const int units = rows.width / kPerUnit<__half>;
   // Where a block has less, rows are read again: the bits are the same.
   const bool keeps = units <= kKeptUnits && kept_bytes(units) <= most_shared_bytes();
+  CHECK(keeps || !rows.codes, "codes of rows of {}", rows.width);
   // Row r is block r's as far as there are blocks: few rows have all the more multiprocessors.
   const int blocks = std::min(rows.rows, kSharedBlocks);
   const kernels::OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(blocks)),

@@ -21,6 +21,7 @@ const OpTable& cpu_ops() {
       .takes_weight = takes_weight_cpu,
       .makes_shares = [](const OpState&, const Weight&, bool, DType) { return false; },
       .hands_rows = [](const OpState&, const Weight&, bool, DType, int) { return false; },
+      .takes_codes = [](const OpState&, const Weight&, bool, DType, int64_t) { return false; },
       .gives_codes = [](const OpState&, const Weight&, const Weight&, bool, DType, int64_t) { return false; },
       .linear_of_handed = nullptr,
       .linear_silu_and_mul_of_handed = nullptr,

@@ -35,6 +35,7 @@ constexpr OpTable kOps{
     .takes_weight = takes_weight,
     .makes_shares = makes_shares_cuda,
     .hands_rows = hands_rows_cuda,
+    .takes_codes = takes_codes_cuda,
     .gives_codes = gives_codes_cuda,
     .linear_of_handed = linear_of_handed_cuda,
     .linear_silu_and_mul_of_handed = linear_silu_and_mul_of_handed_cuda,

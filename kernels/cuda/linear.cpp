@@ -27,12 +27,15 @@ int common_alignment(const MatmulOperands& operands) {
 
 bool is_codes(const Tensor& rows) { return rows.dtype == DType::kF8E4M3; }
 
-// Scales of groups of columns, beside rows that are codes.
+// Of codes: a scale for each row, not for groups of its columns.
+bool is_scaled_by_rows(const Tensor& scales) { return scales && scales.dim(0) == 1; }
+
+// Scales beside rows that are codes.
 void check_scales(const Tensor& rows, const Tensor& scales) {
   CHECK(is_codes(rows) == static_cast<bool>(scales) &&
             (!scales || (scales.dtype == DType::kF32 && scales.is_contiguous() &&
-                         scales.dim(0) * kCodeGroup == rows.dim(1) && scales.dim(1) == rows.dim(0) &&
-                         rows.is_contiguous())),
+                         (is_scaled_by_rows(scales) || scales.dim(0) * kCodeGroup == rows.dim(1)) &&
+                         scales.dim(1) == rows.dim(0) && rows.is_contiguous())),
         "scales {} of {}",
         scales.to_string(),
         rows.to_string());
@@ -66,11 +69,15 @@ void check_linear(const LinearParams& params) {
         params.bias.to_string());
 }
 
-void check_handed(const Tensor& x, const device::HandedRows& rows) {
-  CHECK(rows.size == 0 || (x.data == rows.rows[rows.rank] && x.is_contiguous() &&
-                           x.bytes() == rows.size * rows.share_bytes),
-        "{} is not where {} ranks hand their rows",
+void check_handed(const Tensor& x, const Tensor& scales, const device::HandedRows& rows) {
+  if (rows.size == 0) return;
+  const std::byte* begin = rows.rows[rows.rank];
+  const bool scales_follow = scales ? scales.data == begin + x.bytes() : rows.scale_bytes == 0;
+  CHECK(x.data == begin && x.is_contiguous() && x.bytes() == rows.size * rows.share_bytes && scales_follow &&
+            (scales ? scales.bytes() : 0) == rows.size * rows.scale_bytes,
+        "{} with scales {} is not where {} ranks hand their rows",
         x.to_string(),
+        scales.to_string(),
         rows.size);
 }
 
@@ -93,7 +100,8 @@ MatmulShape shape_of(const LinearParams& params, const MatmulOperands& operands)
           .out = params.out.dtype,
           .has_bias = static_cast<bool>(params.bias),
           .f8_weight = params.weight.scheme == WeightScheme::kF8E4M3,
-          .grouped_codes = is_codes(params.x),
+          .x_codes = is_codes(params.x) && is_scaled_by_rows(params.x_scales),
+          .grouped_codes = is_codes(params.x) && !is_scaled_by_rows(params.x_scales),
           .alignment = common_alignment(operands)};
 }
 
@@ -115,7 +123,7 @@ void run(CudaOpState& state,
          const MatmulShape& shape,
          const MatmulOperands& operands,
          device::CudaStream& stream) {
-  CHECK(!shape.grouped_codes || state.matmul().takes_prompt(shape),
+  CHECK(!shape.has_codes() || state.matmul().takes_prompt(shape),
         "no kernel takes codes of {} rows by [{}, {}]",
         shape.m,
         shape.n,
@@ -136,7 +144,7 @@ void linear_of_handed_cuda(OpState& state,
                            const device::HandedRows& rows) {
   check_linear(params);
   check_scales(params.x, params.x_scales);
-  check_handed(params.x, rows);
+  check_handed(params.x, params.x_scales, rows);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.out.numel() == 0) return;
   MatmulOperands operands = operands_of(params);
@@ -177,8 +185,16 @@ bool makes_shares_cuda(const OpState& state, const Weight& weight, bool has_bias
 }
 
 bool hands_rows_cuda(const OpState& state, const Weight& weight, bool has_bias, DType activation, int ranks) {
-  return static_cast<const CudaOpState&>(state).matmul().hands(
-      shape_by(weight, ranks * kHandedRows, has_bias, activation), ranks);
+  MatmulShape shape = shape_by(weight, ranks * kHandedRows, has_bias, activation);
+  shape.x_codes = shape.f8_weight;
+  return static_cast<const CudaOpState&>(state).matmul().hands(shape, ranks);
+}
+
+bool takes_codes_cuda(
+    const OpState& state, const Weight& weight, bool has_bias, DType activation, int64_t rows) {
+  MatmulShape shape = shape_by(weight, rows, has_bias, activation);
+  shape.x_codes = true;
+  return static_cast<const CudaOpState&>(state).matmul().takes_prompt(shape);
 }
 
 bool gives_codes_cuda(const OpState& state,
@@ -230,7 +246,7 @@ void linear_shares_cuda(OpState& state, device::Stream& stream, const LinearShar
   shape.m = params.x.dim(0);
   shape.alignment = alignment;
   if (!alike || !matmul.prefers_shares(shape, params.num_outs)) {
-    CHECK(!shape.grouped_codes, "codes for products of {} rows one by one", params.run(0).x.dim(0));
+    CHECK(!shape.has_codes(), "codes for products of {} rows one by one", params.run(0).x.dim(0));
     for (int i = 0; i < params.num_outs; ++i) linear_cuda(state, stream, params.run(i));
     return;
   }
@@ -247,16 +263,20 @@ void linear_silu_and_mul_of_handed_cuda(OpState& state,
                                         const LinearSiluAndMulParams& params,
                                         const device::HandedRows& rows) {
   const Tensor& out = params.out;
-  const LinearParams product{
-      .x = params.x, .weight = params.weight, .bias = params.bias, .out = params.gate_up};
+  const LinearParams product{.x = params.x,
+                             .weight = params.weight,
+                             .bias = params.bias,
+                             .out = params.gate_up,
+                             .x_scales = params.x_scales};
   check_linear(product);
-  check_handed(params.x, rows);
+  check_scales(params.x, params.x_scales);
+  check_handed(params.x, params.x_scales, rows);
   check_rows(out);
-  check_scales(params.x, {});
   check_scales(out, params.out_scales);
-  CHECK(params.gate_up.is_contiguous() && params.gate_up.dtype == params.x.dtype &&
-            (is_codes(out) || out.dtype == params.x.dtype) && out.dim(0) == params.x.dim(0) &&
-            2 * out.dim(1) == params.weight.n,
+  const DType activation = params.gate_up.dtype;
+  CHECK(params.gate_up.is_contiguous() && (is_codes(params.x) || params.x.dtype == activation) &&
+            (is_codes(out) ? params.out_scales.dim(0) * kCodeGroup == out.dim(1) : out.dtype == activation) &&
+            out.dim(0) == params.x.dim(0) && 2 * out.dim(1) == params.weight.n,
         "{} to {}",
         params.gate_up.to_string(),
         out.to_string());

@@ -164,7 +164,7 @@ bool Matmul::takes_quantized(const MatmulShape& shape) const {
 
 // Rows of x by a weight in f8_e4m3, rounded: their codes in the place of x, where it is not codes as it is.
 Status Matmul::quantize_x(MatmulShape& shape, MatmulOperands& operands, device::CudaStream& stream) const {
-  if (!shape.f8_weight || shape.takes_groups()) return ok_status();
+  if (!shape.f8_weight || shape.x_codes || shape.takes_groups()) return ok_status();
   const QuantizeRows rows{.in = shape.in,
                           .x = operands.x,
                           .x_stride = shape.x_stride,

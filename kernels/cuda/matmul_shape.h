@@ -21,13 +21,16 @@ struct MatmulShape {
   bool has_bias = false;
   bool f8_weight = false;  // W is f8_e4m3 with a scale a row
   bool gated = false;
+  // x is codes of f8_e4m3 with a scale for each row (linear.h). Only our kernel for prompts takes such.
+  bool x_codes = false;
   // A gated y, or the x of a product that is not gated, is in codes of f8_e4m3 with a scale for each group of
-  // kCodeGroup columns (linear.h). Only our kernel for prompts takes such.
+  // kCodeGroup columns. Likewise.
   bool grouped_codes = false;
   int alignment = 16;  // bytes that every operand's address is a multiple of
 
   int64_t columns() const { return gated ? n / 2 : n; }  // of y
   bool takes_groups() const { return grouped_codes && !gated; }
+  bool has_codes() const { return x_codes || grouped_codes; }
 
   auto operator<=>(const MatmulShape&) const = default;
 };
@@ -45,7 +48,7 @@ struct MatmulOperands {
   const void* w = nullptr;
   const void* bias = nullptr;
   const float* w_scales = nullptr;  // [n], of f8_e4m3
-  const float* x_scales = nullptr;  // [m], of an x that was quantized; or [k / kCodeGroup, m], of groups
+  const float* x_scales = nullptr;  // [m], of an x that is codes; or [k / kCodeGroup, m], of groups
   float* y_scales = nullptr;        // [n / 2 / kCodeGroup, m], of groups of a gated y
   void* y = nullptr;
   void* product = nullptr;  // of a gated one, [m, n]: memory for x · Wᵀ where it comes before the gate

@@ -11,6 +11,7 @@ void add_rms_norm_cuda(OpState&, device::Stream&, const AddRmsNormParams&);
 bool add_rms_norm_of_terms_cuda(OpState&, device::Stream&, const AddRmsNormOfTermsParams&);
 void add_cuda(OpState&, device::Stream&, const AddParams&);
 void linear_cuda(OpState&, device::Stream&, const LinearParams&);
+bool takes_codes_cuda(const OpState&, const Weight&, bool has_bias, DType activation, int64_t rows);
 bool gives_codes_cuda(const OpState&,
                       const Weight& gate_up,
                       const Weight& reader,

@@ -348,7 +348,7 @@ cudaError_t with_elements(const MatmulShape& shape, Launch&& launch) {
 
 bool takes(const HopperDevice& device, const MatmulShape& shape) {
   const bool types = (shape.in == DType::kBF16 || shape.in == DType::kF16) && shape.out == shape.in &&
-                     !shape.has_bias && (shape.f8_weight || !shape.grouped_codes);
+                     !shape.has_bias && (shape.f8_weight || !shape.has_codes());
   const int stage_columns =
       shape.f8_weight ? GatedOf<Elements::kCodes>::kStageColumns : GatedOf<Elements::kBits16>::kStageColumns;
   const bool aligned =
@@ -387,7 +387,7 @@ cudaError_t PromptLinear::launch_plain(const MatmulShape& shape,
 }
 
 bool PromptLinear::takes_handed(const MatmulShape& shape, int shares) const {
-  return takes(device_, shape) && !shape.f8_weight && shares <= kMostShares &&
+  return takes(device_, shape) && shape.f8_weight == shape.x_codes && shares <= kMostShares &&
          shape.m % (shares * kClusterRows) == 0 && shape.x_stride == shape.k;
 }
 

@@ -1,8 +1,7 @@
 // A block a row.
-#include <cuda_fp8.h>
-
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/row_codes.cuh"
 #include "kernels/cuda/device/vec.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/quantize_rows.h"
@@ -12,10 +11,9 @@ namespace {
 
 constexpr int kWidth = kVecWidth;
 
-// What a row is multiplied by, so that f8_e4m3 holds its largest magnitude.
-__device__ inline float factor_of(float largest, int parts) {
-  if (parts == 1) return kLargestF8E4M3 / largest;
-  // Of a power of two nothing is rounded: to between 128 and 256, of those that f8_e4m3 has.
+// What a row that is taken in parts is multiplied by: of a power of two nothing is rounded, to between 128
+// and 256, of those that f8_e4m3 has.
+__device__ inline float lift_of(float largest) {
   constexpr uint32_t kLift = 127 + 7;
   const uint32_t exponent = __float_as_uint(largest) >> 23;
   if (exponent == 255) return NAN;  // E4M3 has no infinity: it would become a number
@@ -28,8 +26,7 @@ __device__ inline uint2 take_codes(float (&values)[kWidth]) {
   auto* pairs = reinterpret_cast<__nv_fp8x2_storage_t*>(&packed);
 #pragma unroll
   for (int i = 0; i < kWidth; i += 2) {
-    const __nv_fp8x2_storage_t pair =
-        __nv_cvt_float2_to_fp8x2(make_float2(values[i], values[i + 1]), __NV_SATFINITE, __NV_E4M3);
+    const __nv_fp8x2_storage_t pair = pair_of_codes(values[i], values[i + 1]);
     const float2 taken = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
     pairs[i / 2] = pair;
     values[i] = (values[i] - taken.x) * kPartLift;
@@ -62,10 +59,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const int step = static_cast<int>(blockDim.x) * kWidth;
   float kept[kKept][kWidth] = {};
   float values[kWidth];
-  float largest = kLeastMagnitude;
+  CodeScale of_row;
   auto look_at = [&](const float(&some)[kWidth]) {
 #pragma unroll
-    for (float value : some) largest = fmaxf(largest, fabsf(value));
+    for (float value : some) of_row.look_at(value);
   };
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
@@ -77,8 +74,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     load_vec<kWidth>(from + i, values);
     look_at(values);
   }
-  largest = largest_of_block(largest);
-  const float factor = factor_of(largest, kParts);
+  of_row.largest = largest_of_block(of_row.largest);
+  const float factor = kParts == 1 ? of_row.factor() : lift_of(of_row.largest);
   auto write = [&](int i, float(&some)[kWidth]) {
 #pragma unroll
     for (float& value : some) value *= factor;
@@ -95,7 +92,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     load_vec<kWidth>(from + i, values);
     write(i, values);
   }
-  if (threadIdx.x == 0) scales[row] = kParts == 1 ? largest / kLargestF8E4M3 : 1 / factor;
+  if (threadIdx.x == 0) scales[row] = kParts == 1 ? of_row.scale() : 1 / factor;
 }
 
 template <typename T, int kParts>

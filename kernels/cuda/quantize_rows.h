@@ -15,7 +15,6 @@ namespace llm_dist::kernels {
 
 // Of rows that are scaled to below 256 a code leaves 8 over at most: lifted, that is 256.
 inline constexpr float kPartLift = 32;
-inline constexpr float kLeastMagnitude = 1e-30f;  // keeps a row of zeros from dividing by zero
 
 struct QuantizeRows {
   DType in = DType::kBF16;  // or f16

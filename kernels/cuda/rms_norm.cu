@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
+#include "kernels/cuda/device/row_codes.cuh"
 #include "kernels/cuda/device/second_level.cuh"
 #include "kernels/cuda/device/terms_of_row.cuh"
 #include "kernels/cuda/launch.h"
@@ -44,6 +45,50 @@ __global__ void norm_rows(RowView<const T> x,
       out.row(row));
 }
 
+// The same with the addition, of rows of one vector a thread at most: the codes of what it would leave.
+template <typename T>
+__global__ void __launch_bounds__(kMostNormThreads) norm_to_codes(RowView<const T> x,
+                                                                  RowView<T> residual,
+                                                                  const T* __restrict__ weight,
+                                                                  float epsilon,
+                                                                  uint8_t* codes,
+                                                                  float* scales,
+                                                                  int width) {
+  constexpr int kVec = kVecWidth;
+  const int64_t row = blockIdx.x;
+  const T* x_row = x.row(row);
+  T* residual_row = residual.row(row);
+  float normed[kVec] = {};
+  CodeScale of_row;
+  norm_row<kVec>(
+      width,
+      weight,
+      epsilon,
+      [] {
+        let_next_start();
+        wait_for_previous();
+      },
+      [&](int i, float(&values)[kVec]) {
+        load_vec<kVec>(x_row + i, values);
+        float before[kVec];
+        load_vec<kVec>(residual_row + i, before);
+        add_into<kVec>(before, values, residual_row + i);
+      },
+      static_cast<const T*>(residual_row),
+      [&](int, const float(&values)[kVec]) {
+#pragma unroll
+        for (int v = 0; v < kVec; ++v) {
+          normed[v] = to_float_dev(from_float_dev<T>(values[v]));
+          of_row.look_at(normed[v]);
+        }
+      });
+  of_row.largest = block_reduce(of_row.largest, MaxOp());
+  const int first = static_cast<int>(threadIdx.x) * kVec;
+  if (first < width)
+    *reinterpret_cast<uint2*>(codes + row * width + first) = eight_codes(normed, of_row.factor());
+  if (threadIdx.x == 0) scales[row] = of_row.scale();
+}
+
 // A single row that is a sum over ranks, behind the product that has sent this rank's term of it.
 template <typename T>
 __global__ void __launch_bounds__(kMostNormThreads)
@@ -76,6 +121,8 @@ __global__ void __launch_bounds__(kMostNormThreads)
   end_sum_of_terms(terms, number, width / kVec);
   wait_for_previous();
 }
+
+static_assert(kMostCodedHidden <= kMostNormThreads * kVecWidth);
 
 template <typename T, int kVec>
 __global__ void add_rows(RowView<T> a, RowView<const T> b, int width) {
@@ -120,6 +167,25 @@ void launch_add_norm(const RowNorms& norms, bool vectors, cudaStream_t stream) {
   });
 }
 
+void launch_norm_to_codes(const RowNorms& norms, const Tensor& scales, cudaStream_t stream) {
+  const RowNorm& norm = norms.of_first;
+  auto launch = [&](auto type) {
+    using T = decltype(type);
+    launch_overlapped(norm_to_codes<T>,
+                      dim3(static_cast<unsigned>(norms.rows)),
+                      norm_threads(norm.width, kVecWidth),
+                      stream,
+                      RowView<const T>{static_cast<const T*>(norm.x), norms.x_stride},
+                      RowView<T>{static_cast<T*>(norm.residual), norms.residual_stride},
+                      static_cast<const T*>(norm.weight),
+                      norm.epsilon,
+                      static_cast<uint8_t*>(norm.out),
+                      static_cast<float*>(scales.data),
+                      static_cast<int>(norm.width));
+  };
+  norm.dtype == DType::kF16 ? launch(__half()) : launch(__nv_bfloat16());
+}
+
 cudaError_t launch_norm_of_terms(const RowNorm& norm, cudaStream_t stream) {
   auto launch = [&](auto type) {
     using T = decltype(type);
@@ -147,6 +213,22 @@ void check_alike(const Tensor& a, const Tensor& b) {
 
 void check_weight(const Tensor& weight, const Tensor& x) {
   CHECK(weight.dtype == x.dtype && weight.numel() == x.dim(1), "weight {}", weight.to_string());
+}
+
+bool gives_codes(const AddRmsNormParams& params) { return params.out.dtype == DType::kF8E4M3; }
+
+void check_out(const AddRmsNormParams& params) {
+  if (!gives_codes(params)) return check_alike(params.x, params.out);
+  const Tensor& x = params.x;
+  const Tensor& scales = params.out_scales;
+  CHECK((x.dtype == DType::kF16 || x.dtype == DType::kBF16) && x.dim(1) <= kMostCodedHidden &&
+            is_vectorizable(x, params.residual, params.weight) && params.out.is_contiguous() &&
+            params.out.dim(0) == x.dim(0) && params.out.dim(1) == x.dim(1) && scales.dtype == DType::kF32 &&
+            scales.is_contiguous() && scales.numel() == x.dim(0),
+        "codes {} with scales {} of {}",
+        params.out.to_string(),
+        scales.to_string(),
+        x.to_string());
 }
 
 RowNorms norms_of(const AddRmsNormParams& params) {
@@ -204,16 +286,21 @@ void rms_norm_cuda(OpState&, device::Stream& stream, const RmsNormParams& params
 }
 
 void add_rms_norm_cuda(OpState& state, device::Stream& stream, const AddRmsNormParams& params) {
-  check_alike(params.x, params.out);
+  check_out(params);
   check_alike(params.x, params.residual);
   check_weight(params.weight, params.x);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (params.x.numel() == 0) return;
   const RowNorms norms = norms_of(params);
-  if (norms.rows == 1 && as_cuda_state(state).fused_row().put_off(norms.of_first, cuda)) return;
+  const bool codes = gives_codes(params);
+  if (norms.rows == 1 && !codes && as_cuda_state(state).fused_row().put_off(norms.of_first, cuda)) return;
   if (!cuda.enter()) return;
-  launch_add_norm(
-      norms, is_vectorizable(params.x, params.residual, params.weight, params.out), cuda.handle());
+  if (codes) {
+    launch_norm_to_codes(norms, params.out_scales, cuda.handle());
+  } else {
+    launch_add_norm(
+        norms, is_vectorizable(params.x, params.residual, params.weight, params.out), cuda.handle());
+  }
   cuda.check(cudaGetLastError(), "add_rms_norm");
 }
 

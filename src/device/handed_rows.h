@@ -13,14 +13,16 @@ struct HandedRows {
   static constexpr int kMostRanks = PeerTerms::kMostRanks;
 
   // [ranks][share_bytes] in the memory of every rank, by rank: all rows. In this rank's its own are there.
+  // Behind all of them [ranks][scale_bytes]: their scales, where rows are codes.
   std::byte* rows[kMostRanks] = {};
   // [ranks] likewise: by the rank whose rows they are, calls of which they have all come.
   uint64_t* come[kMostRanks] = {};
-  // In this rank's memory: calls so far, this one among them; and warps that have handed their part of this
-  // one, 0 between calls.
+  // In this rank's memory: calls so far, this one among them; and [ranks], by the rank that gets them, warps
+  // that have handed their part of this one, 0 between calls.
   const uint64_t* calls = nullptr;
   uint32_t* warps_done = nullptr;
   int64_t share_bytes = 0;  // a multiple of 16
+  int64_t scale_bytes = 0;  // likewise; 0: rows are no codes
   AbortWords aborted;
   int rank = 0;
   int size = 0;  // 0: all rows are there

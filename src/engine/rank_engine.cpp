@@ -210,24 +210,37 @@ Status RankEngine::agree_on_terms(comm::NormReducer* reducer) {
   return ok_status();
 }
 
-// A norm that leaves rows to the product behind it does so on every rank. With stages other kernels may wait
-// for a peer on the same GPU, in the room that a product needs to hand its rows.
+// A norm that leaves codes to the products behind it, or leaves it to them to hand its rows, does so on every
+// rank. With stages other kernels may wait for a peer on the same GPU, in the room that a product needs to
+// hand its rows.
 Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
-  if (!mesh_.sequence_parallel() || mesh_.pp() > 1) return ok_status();
-  const bool hands = reducer != nullptr && reducer->handed_rows(mesh_.tp() * kernels::kHandedRows,
-                                                                parts_.checkpoint->config().hidden_size,
-                                                                options_.dtype)
-                                                   .size > 0;
-  std::vector<bool> mine;  // by matrix
+  const int64_t hidden = parts_.checkpoint->config().hidden_size;
+  const int64_t least = mesh_.tp() * kernels::kHandedRows;
+  const bool hands = mesh_.sequence_parallel() && mesh_.pp() == 1 && reducer != nullptr &&
+                     reducer->handed_rows(least, hidden, options_.dtype, false).size > 0;
+  // How many rows a step has is the same on all ranks: these stand for all that products take codes of.
+  const int64_t rows = options_.padded_tokens() / kernels::kHandedRows * kernels::kHandedRows;
+  std::vector<bool> mine;  // by matrix: hands rows, takes codes
   for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
-    const bool hands_these =
-        hands && slot.hands_rows != nullptr &&
-        parts_.ops->hands_rows(*op_state_, *slot.target, slot.has_bias, options_.dtype, mesh_.tp());
-    mine.push_back(hands_these);
+    auto may = [&](const bool* wanted, auto&& does) {
+      return wanted != nullptr && does(*op_state_, *slot.target, slot.has_bias, options_.dtype);
+    };
+    mine.push_back(may(slot.hands_rows, [&](const auto&... matrix) {
+      return hands && parts_.ops->hands_rows(matrix..., mesh_.tp());
+    }));
+    mine.push_back(may(slot.takes_codes,
+                       [&](const auto&... matrix) { return parts_.ops->takes_codes(matrix..., rows); }));
   }
-  ASSIGN_OR_RETURN(std::vector<bool> all_hand, agree(mine));
-  for (size_t i = 0; i < all_hand.size(); ++i) {
-    if (bool* hands_rows = weight_map_.matrices[i].hands_rows) *hands_rows = all_hand[i];
+  // Other stages may have more layers.
+  ASSIGN_OR_RETURN(std::vector<bool> all,
+                   comm::agree(*parts_.world,
+                               mesh_.tensor_group(),
+                               mine,
+                               Deadline::after_seconds(kAgreeDeadlineSeconds)));
+  for (size_t i = 0; i < weight_map_.matrices.size(); ++i) {
+    const parallel::MatrixSlot& slot = weight_map_.matrices[i];
+    if (slot.hands_rows != nullptr) *slot.hands_rows = all[2 * i];
+    if (slot.takes_codes != nullptr) *slot.takes_codes = all[2 * i + 1];
   }
   return ok_status();
 }

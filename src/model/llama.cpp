@@ -15,6 +15,7 @@ using parallel::Context;
 using parallel::Contribution;
 using parallel::Hidden;
 using parallel::Normed;
+using parallel::NormedAs;
 using parallel::StepView;
 
 class LlamaAttention {
@@ -42,7 +43,7 @@ class LlamaAttention {
   Tensor attend(const Normed& x, const StepView& step) const {
     return attention_.forward(qkv_.forward(x, step), step);
   }
-  bool hands_rows(const StepView& step) const { return qkv_.hands_rows(step); }
+  NormedAs takes(const StepView& step) const { return qkv_.takes(step); }
   Contribution project(const Tensor& attended, const StepView& step) const {
     return out_.forward({attended}, step);
   }
@@ -75,7 +76,7 @@ class LlamaMlp {
                  options.config.mlp_bias),
         down_(context, name + ".down_proj", inner_, options.config.hidden_size, options.config.mlp_bias) {}
 
-  bool hands_rows(const StepView& step) const { return gate_up_.hands_rows(step); }
+  NormedAs takes(const StepView& step) const { return gate_up_.takes(step); }
   Contribution forward(const Normed& x, const StepView& step) const {
     return down_.forward(gate_up_.forward(x, down_, step), step);
   }
@@ -118,12 +119,12 @@ class LlamaBlock {
   }
   Tensor attend(Hidden& hidden, const StepView& step) const {
     if (!hidden.x) return attention_.attend(input_norm_.norm(hidden.residual), step);
-    return attention_.attend(input_norm_.add_and_norm(hidden.x, hidden.residual, attention_.hands_rows(step)),
+    return attention_.attend(input_norm_.add_and_norm(hidden.x, hidden.residual, attention_.takes(step)),
                              step);
   }
   void feed_forward(const Tensor& attended, Hidden& hidden, const StepView& step) const {
     const Normed x =
-        mlp_norm_.add_and_norm(attention_.project(attended, step), hidden.residual, mlp_.hands_rows(step));
+        mlp_norm_.add_and_norm(attention_.project(attended, step), hidden.residual, mlp_.takes(step));
     hidden.x = mlp_.forward(x, step);
   }
 
@@ -184,7 +185,7 @@ class Llama : public Model {
   }
   Tensor leave(const Hidden& hidden, const StepView& step) override { return stream_.finish(hidden, step); }
   Tensor head(Hidden& hidden, const StepView& step) override {
-    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual).rows,
+    return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual).x.rows,
                           parallel::SampledRows::behind_attention(step));
   }
 

@@ -21,7 +21,7 @@ TEST_P(P2pHandedRows, KeepWhatProductsHand) {
       using T = decltype(type);
       std::vector<ShareShape> shapes;
       for (int64_t rows_of_rank : rows) shapes.push_back({rows_of_rank, width});
-      auto body = [](SharesTwin<T>& twin, GroupUnderTest& group) {
+      auto body = [between](SharesTwin<T>& twin, GroupUnderTest& group) {
         for (unsigned seed = 1; seed <= 4; ++seed) {
           const std::vector<size_t> calls = calls_of(twin.num_shapes(), 60, seed + 60);
           std::mt19937 late(seed);
@@ -37,6 +37,7 @@ TEST_P(P2pHandedRows, KeepWhatProductsHand) {
           twin.expect_alike();
         }
         EXPECT_GT(twin.num_kept(), 60);
+        EXPECT_EQ(twin.num_of_codes() > 60, between == Between::kCodesAndProduct);
       };
       with_twin<SharesTwin, T>(world, site, body, shapes, between);
     };
@@ -44,6 +45,8 @@ TEST_P(P2pHandedRows, KeepWhatProductsHand) {
     check(Float16{}, 2304, {512, 130, 1536}, Between::kTwoProducts);  // tiles of another width
     check(BFloat16{}, 4096, {512, 1024}, Between::kTwoProducts);
     check(BFloat16{}, 2048, {512, 1024, 513}, Between::kGatedAndProduct);
+    check(BFloat16{}, 2048, {512, 3, 1024, 513}, Between::kCodesAndProduct);
+    check(Float16{}, 2304, {512, 1024, 130}, Between::kCodesAndProduct);
   });
 }
 
@@ -66,6 +69,8 @@ TEST_P(P2pHandedRows, GraphsReplayProductsThatHandRows) {
                        .rounds = 10,
                        .replays = 5});
     };
+    with_twin<SharesTwin, BFloat16>(
+        world, site, body, std::vector<ShareShape>{{512, 2048}, {1024, 2048}}, Between::kCodesAndProduct);
     // Nothing hands the small one. Of 65 to 128 rows the whole would be divided otherwise than its shares,
     // which are products of their own, and have other bits.
     const std::vector<ShareShape> shapes = {{512, 2048}, {3, 2048}, {1024, 2048}};

@@ -52,6 +52,18 @@ TEST(Agreement, IsYesWhereEveryRankSaysYes) {
   });
 }
 
+TEST(Agreement, AmongSomeRanksIsTheirs) {
+  run_ranks(3, [](World& world, Site&) {
+    const int rank = world.rank_info().rank;
+    const std::vector<int> alone = {0};
+    const std::vector<int> others = {1, 2};
+    const std::vector<bool> mine = rank == 0 ? std::vector<bool>{false} : std::vector<bool>{true, rank == 1};
+    auto agreed = agree(world, rank == 0 ? alone : others, mine, Deadline::after_seconds(10));
+    ASSERT_TRUE(agreed.ok()) << agreed.status().to_string();
+    EXPECT_EQ(*agreed, rank == 0 ? std::vector<bool>{false} : (std::vector<bool>{true, false}));
+  });
+}
+
 TEST(Agreement, OfUnlikeQuestionsIsAnErrorForAll) {
   run_ranks(3, [](World& world, Site&) {
     const size_t count = world.rank_info().rank == 2 ? 1 : 2;

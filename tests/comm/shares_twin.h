@@ -30,8 +30,9 @@ struct ShareShape {
 };
 
 // What makes terms out of normed rows: kernels that stand for products, products of a square matrix, or two
-// of them, the first of which, gated or not, reads the rows, and hands them where the norm has kept them.
-enum class Between : uint8_t { kStandIns, kProduct, kTwoProducts, kGatedAndProduct };
+// of them, the first of which, gated or not, reads the rows, and hands them where the norm has kept them: by a
+// matrix in 8 bits, whose products read codes, where they take them.
+enum class Between : uint8_t { kStandIns, kProduct, kTwoProducts, kGatedAndProduct, kCodesAndProduct };
 
 // One rank's part of calls of some shapes, once in the kernel of shares and once apart. Each shape has a
 // residual stream of its own, since a rank's share of the rows is elsewhere in every shape. The terms of a
@@ -62,7 +63,12 @@ class SharesTwin {
     state_ =
         cuda_module()
             .value()
-            ->ops->make_state(backend_, {.max_tokens = most_rows, .linear = kernels::LinearKernels::kOwn})
+            ->ops
+            ->make_state(backend_,
+                         {.max_tokens = most_rows,
+                          .max_features = hidden(largest_),
+                          .linear = kernels::LinearKernels::kOwn,
+                          .f8_weights = between_ == Between::kCodesAndProduct})
             .value();
     for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &y_, &spare_})
       *buffer = allocate(most, device::MemoryKind::kDevice);
@@ -80,6 +86,7 @@ class SharesTwin {
       const float scale = has_reader() ? 0x1p-5f : 1.0f;
       upload(matrix_, 2 * width * width, static_cast<uint64_t>(group.rank()) + 33, scale);
     }
+    if (between_ == Between::kCodesAndProduct) upload_codes(hidden(0), static_cast<uint64_t>(group.rank()));
     upload(start_, most, static_cast<uint64_t>(group.rank()) + 1);
     fill(residual_host_, all_elements_, 99);
   }
@@ -106,25 +113,32 @@ class SharesTwin {
     norm_shares(shape, kept);
     if (!has_reader()) return;
     device::HandedRows handed;
+    const Normed normed = normed_of(shape);
     if (kept) {
       fall_behind(copies);
-      ASSERT_TRUE(cuda_module().value()->ops->hands_rows(*state_, square(shape), false, kType, size()));
-      handed = reducer_.handed_rows(rows(shape), hidden(shape), kType);
+      ASSERT_TRUE(
+          cuda_module().value()->ops->hands_rows(*state_, matrix_of_reader(shape), false, kType, size()));
+      handed =
+          reducer_.handed_rows(rows(shape), hidden(shape), kType, static_cast<bool>(normed.scales));
       ++num_kept_;
     }
-    read(shape, reducer_.shared_out(rows(shape), hidden(shape), kType), rows_of(y_, shape), handed);
+    if (normed.scales) ++num_of_codes_;
+    read(shape, normed, rows_of(y_, shape), handed);
   }
   // The same without the product that reads what is normed.
   void norm_shares(size_t shape, bool kept) {
     hand_terms(shape);
+    const Normed normed = normed_of(shape);
     reducer_.add_rms_norm_of_shares({.residual = share_in_rows(shape),
                                      .weight = flat(weight_, 0, hidden(shape)),
                                      .epsilon = 1e-5f,
-                                     .out = reducer_.shared_out(rows(shape), hidden(shape), kType),
+                                     .out = normed.rows,
+                                     .out_scales = normed.scales,
                                      .kept = kept},
                                     *group_.stream);
   }
   int num_kept() const { return num_kept_; }
+  int num_of_codes() const { return num_of_codes_; }
   // What was normed last stays.
   void shared_sum(size_t shape) {
     hand_terms(shape);
@@ -161,7 +175,7 @@ class SharesTwin {
     }
     if (!has_reader()) return;
     const Tensor y = rows_of(term_, shape);
-    read(shape, x, y, {});
+    read(shape, {x}, y, {});
     copy(x, y);
   }
   // Keeps this rank's GPU busy.
@@ -184,6 +198,12 @@ class SharesTwin {
   }
 
  private:
+  // What stands in shared_out(); scales: of codes.
+  struct Normed {
+    Tensor rows;
+    Tensor scales{};
+  };
+
   static constexpr DType kType = DTypeOf<T>::kValue;
   static constexpr int64_t kBytes = sizeof(T);
 
@@ -205,8 +225,26 @@ class SharesTwin {
     return flat(share_, begin_[shape] / size(), elements(shape) / size());
   }
   bool has_products() const { return between_ != Between::kStandIns; }
-  bool has_reader() const {
-    return between_ == Between::kTwoProducts || between_ == Between::kGatedAndProduct;
+  bool has_reader() const { return between_ != Between::kStandIns && between_ != Between::kProduct; }
+  Normed normed_of(size_t shape) const {
+    const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
+    const bool codes = between_ == Between::kCodesAndProduct &&
+                       cuda_module().value()->ops->takes_codes(
+                           *state_, matrix_of_reader(shape), false, kType, rows(shape));
+    if (!codes) return {out};
+    auto* begin = static_cast<std::byte*>(out.data);
+    const Tensor rows_of_codes =
+        Tensor::contiguous(begin, DType::kF8E4M3, {rows(shape), hidden(shape)}, out.device);
+    return {rows_of_codes,
+            Tensor::contiguous(begin + rows_of_codes.bytes(), DType::kF32, {1, rows(shape)}, out.device)};
+  }
+  Weight matrix_of_reader(size_t shape) const {
+    if (between_ != Between::kCodesAndProduct) return square(shape);
+    const int64_t width = hidden(shape);
+    Weight weight{.scheme = WeightScheme::kF8E4M3, .n = width, .k = width};
+    weight.parts[0] = codes_.view(DType::kU8, {width, width});
+    weight.parts[1] = code_scales_.view(DType::kF32, {width});
+    return weight;
   }
   // What the next call's terms are made of.
   Tensor left_in_out() const {
@@ -221,15 +259,16 @@ class SharesTwin {
     return weight;
   }
   // The first of two products.
-  void read(size_t shape, const Tensor& x, const Tensor& y, const device::HandedRows& handed) {
+  void read(size_t shape, const Normed& x, const Tensor& y, const device::HandedRows& handed) {
     const kernels::OpTable& ops = *cuda_module().value()->ops;
-    if (between_ == Between::kTwoProducts) {
-      const kernels::LinearParams product{.x = x, .weight = square(shape), .bias = {}, .out = y};
+    if (between_ != Between::kGatedAndProduct) {
+      const kernels::LinearParams product{
+          .x = x.rows, .weight = matrix_of_reader(shape), .bias = {}, .out = y, .x_scales = x.scales};
       if (handed.size > 0) return ops.linear_of_handed(*state_, *group_.stream, product, handed);
       return ops.linear(*state_, *group_.stream, product);
     }
     const kernels::LinearSiluAndMulParams product{
-        .x = x,
+        .x = x.rows,
         .weight = square(shape, 2),
         .bias = {},
         .gate_up = gate_up_.view(kType, {rows(shape), 2 * hidden(shape)}),
@@ -276,6 +315,21 @@ class SharesTwin {
     for (int64_t i = 0; i < count; ++i)
       values[i] = from_float<T>(to_float(scattered_value<T>(seed, i)) * scale);
   }
+  // Of the matrix in 8 bits; rows keep their size from product to product.
+  void upload_codes(int64_t width, uint64_t seed) {
+    codes_ = backend_.allocate(width * width, device::MemoryKind::kDevice).value();
+    code_scales_ = backend_.allocate(width * int64_t{sizeof(float)}, device::MemoryKind::kDevice).value();
+    device::Buffer host = backend_.allocate(width * width, device::MemoryKind::kPinned).value();
+    auto* codes = reinterpret_cast<uint8_t*>(host.data());
+    for (int64_t i = 0; i < width * width; ++i)
+      codes[i] = to_f8e4m3(to_float(scattered_value<T>(seed + 55, i)) * 64).bits;
+    copy(codes_.view(DType::kU8, {width * width}), host.view(DType::kU8, {width * width}));
+    device::Buffer scales =
+        backend_.allocate(width * int64_t{sizeof(float)}, device::MemoryKind::kPinned).value();
+    std::fill_n(reinterpret_cast<float*>(scales.data()), width, 0x1p-11f);
+    copy(code_scales_.view(DType::kF32, {width}), scales.view(DType::kF32, {width}));
+    CHECK(group_.synchronize().ok(), "{}", group_.stream->error().to_string());
+  }
   void upload(const device::Buffer& to, int64_t count, uint64_t seed, float scale = 1.0f) {
     device::Buffer host = allocate(count, device::MemoryKind::kPinned);
     fill(host, count, seed, scale);
@@ -313,6 +367,7 @@ class SharesTwin {
   size_t largest_ = 0;
   Between between_;
   int num_kept_ = 0;
+  int num_of_codes_ = 0;
   std::unique_ptr<kernels::OpState> state_;
   device::Buffer start_;          // this rank's own
   device::Buffer scratch_[2];     // residual streams of what makes the terms; [0] shared, [1] apart
@@ -326,6 +381,8 @@ class SharesTwin {
   device::Buffer residual_host_;  // how they begin
   device::Buffer weight_;
   device::Buffer matrix_;
+  device::Buffer codes_;  // of the matrix in 8 bits
+  device::Buffer code_scales_;
   device::Buffer download_[2];
 };
 

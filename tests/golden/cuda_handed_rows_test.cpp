@@ -22,6 +22,12 @@ std::atomic<int> num_handed_gated{0};
 // Products of rows that the one in front left in codes, and those whose results go to several places.
 std::atomic<int> num_of_codes{0};
 std::atomic<int> num_of_codes_scattered{0};
+// Products of rows that a norm left in codes, and those that hand such.
+std::atomic<int> num_of_norms{0};
+std::atomic<int> num_of_norms_handed{0};
+
+// Of a norm's codes: one for each row, not for groups of its columns.
+bool are_of_norm(const Tensor& scales) { return scales && scales.dim(0) == 1; }
 
 class CudaHandedRows : public CudaReplicas {
  protected:
@@ -37,6 +43,7 @@ class CudaHandedRows : public CudaReplicas {
                                     const kernels::LinearParams& params,
                                     const device::HandedRows& rows) {
       ++num_handed;
+      if (are_of_norm(params.x_scales)) ++num_of_norms_handed;
       ops->linear_of_handed(state, stream, params, rows);
     };
     counting_.linear_silu_and_mul_of_handed = [](kernels::OpState& state,
@@ -44,12 +51,18 @@ class CudaHandedRows : public CudaReplicas {
                                                  const kernels::LinearSiluAndMulParams& params,
                                                  const device::HandedRows& rows) {
       ++num_handed_gated;
+      if (are_of_norm(params.x_scales)) ++num_of_norms_handed;
       ops->linear_silu_and_mul_of_handed(state, stream, params, rows);
     };
     counting_.linear =
         [](kernels::OpState& state, device::Stream& stream, const kernels::LinearParams& params) {
-          if (params.x_scales) ++num_of_codes;
+          if (params.x_scales) ++(are_of_norm(params.x_scales) ? num_of_norms : num_of_codes);
           ops->linear(state, stream, params);
+        };
+    counting_.linear_silu_and_mul =
+        [](kernels::OpState& state, device::Stream& stream, const kernels::LinearSiluAndMulParams& params) {
+          if (are_of_norm(params.x_scales)) ++num_of_norms;
+          ops->linear_silu_and_mul(state, stream, params);
         };
     counting_.linear_shares =
         [](kernels::OpState& state, device::Stream& stream, const kernels::LinearSharesParams& params) {
@@ -152,22 +165,30 @@ TEST_F(CudaHandedRows, AreHandedByTheMatricesThatCan) {
 }
 
 // Rows between gate-up and down are rounded otherwise than by the library, with a scale for each group, and
-// scattered among ranks by the product itself.
+// scattered among ranks by the product itself. Those behind a norm are rounded as the library rounds them, by
+// the norm, and handed among ranks: nothing comes out otherwise than where all rows are there.
 TEST_F(CudaHandedRows, PromptsByF8WeightsAreTheLibrarys) {
   constexpr double kTolerance = 0.1;  // of the logits, root mean square
   auto model = CudaHandedRows::model(false);
   const auto expected = logits(*model, {.tp = 1}, WeightScheme::kF8E4M3, kernels::LinearKernels::kLibrary);
   EXPECT_EQ(num_of_codes, 0);
+  EXPECT_EQ(num_of_norms, 0);
   constexpr int kSteps = 1 + 2 + 3;
+  std::vector<std::vector<float>> of_whole_rows;
   for (const parallel::Layout& layout : {parallel::Layout{.tp = 1},
                                          parallel::Layout{.tp = kTp},
                                          parallel::Layout{.tp = kTp, .sequence_parallel_from = 256}}) {
     SCOPED_TRACE(format("tp {}, sequence parallel from {}", layout.tp, layout.sequence_parallel_from));
-    num_of_codes = num_of_codes_scattered = 0;
+    num_of_codes = num_of_codes_scattered = num_of_norms = num_of_norms_handed = 0;
     const auto got = logits(*model, layout, WeightScheme::kF8E4M3);
     const bool scatters = layout.sequence_parallel_from == 256;
     EXPECT_GE(scatters ? num_of_codes_scattered : num_of_codes, layout.tp * 2 * kSteps);
     EXPECT_EQ(scatters ? num_of_codes : num_of_codes_scattered, 0);
+    // Of two layers the rows of queries, keys and values, of two the gate's and up's.
+    EXPECT_GE(scatters ? num_of_norms_handed : num_of_norms, layout.tp * 4 * kSteps);
+    if (!scatters) {
+      EXPECT_EQ(num_of_norms_handed, 0);
+    }
     ASSERT_EQ(got.size(), expected.size());
     double off = 0;
     double all = 0;
@@ -179,6 +200,10 @@ TEST_F(CudaHandedRows, PromptsByF8WeightsAreTheLibrarys) {
     }
     EXPECT_LE(std::sqrt(off / all), kTolerance);
     EXPECT_GT(off, 0);
+    if (scatters) {
+      EXPECT_EQ(got, of_whole_rows);
+    }
+    of_whole_rows = got;
   }
 }
 

@@ -108,7 +108,7 @@ class Reducer : public comm::NormReducer {
     return Tensor::contiguous(term_.data() + at * hidden, dtype, {share, hidden});
   }
   void hand_terms() override { hands_terms_ = true; }
-  device::HandedRows handed_rows(int64_t, int64_t, DType) const override {
+  device::HandedRows handed_rows(int64_t, int64_t, DType, bool) const override {
     return {.rank = group_.info().rank, .size = group_.info().size};
   }
   Tensor shared_out(int64_t rows, int64_t hidden, DType dtype) const override {
@@ -221,8 +221,8 @@ class Stage {
     for (int64_t i = 0; i < hidden.residual.numel(); ++i)
       hidden.residual.as<float>()[i] = 0.25f * static_cast<float>(i % 5);
     hidden.x = out.forward({x}, view_);
-    const Normed normed = norm.add_and_norm(hidden.x, hidden.residual, reader_hands_);
-    normed_ = values(normed.rows);
+    const Normed normed = norm.add_and_norm(hidden.x, hidden.residual, {.shares = reader_hands_});
+    normed_ = values(normed.x.rows);
     handed_ = normed.handed;
     if (sends_ == Sends::kToNorm) return;
     hidden.x = out.forward({x}, view_);
@@ -361,8 +361,9 @@ TEST(Contribution, ReadersHandRowsOfSomeSteps) {
   const Context context{.mesh = Mesh(layout, 0), .arena = &arena, .weights = &weights};
   const ColumnParallelLinear reader(context, "reader", {{"reader", {0, kInner}}}, kHidden, false);
   auto hands = [&](int64_t tokens) {
-    return reader.hands_rows(
-        {.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)});
+    return reader
+        .takes({.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)})
+        .shares;
   };
   const int64_t enough = 2 * kernels::kHandedRows;
   EXPECT_FALSE(hands(enough));
@@ -372,6 +373,46 @@ TEST(Contribution, ReadersHandRowsOfSomeSteps) {
   EXPECT_TRUE(hands(3 * enough));
   for (int64_t tokens : {enough - 2, enough + 2, enough / 2, int64_t{128}})
     EXPECT_FALSE(hands(tokens)) << tokens;
+}
+
+// Where all ranks' products do, of as many rows: but not of local rows that are gathered behind the norm, in
+// 16 bits. By weights of 8 bits only codes are handed.
+TEST(Contribution, ReadersTakeCodesInSomeSteps) {
+  constexpr int64_t kEnough = 2 * kernels::kHandedRows;
+  auto backend = device::make_cpu_backend({});
+  auto stream = backend->make_stream("test");
+  kernels::OpTable table = kernels::cpu_ops();
+  table.takes_codes = [](const kernels::OpState&, const Weight& weight, bool has_bias, DType, int64_t rows) {
+    return weight.scheme == WeightScheme::kF8E4M3 && !has_bias && rows >= kEnough;
+  };
+  auto state = table.make_state(*backend, {.max_tokens = 1, .max_features = 1}).value();
+  const kernels::Ops ops(table, *state, *stream);
+  const Group group(2);
+  Reducer reducer(group, ops, 2 * kEnough);
+  auto takes = [&](const Layout& layout, int64_t tokens, bool sums_into_norm = true) {
+    Arena arena({.tokens = 1, .local_tokens = 1, .samples = 1});
+    WeightMap weights;
+    const Context context{.mesh = Mesh(layout, 0),
+                          .arena = &arena,
+                          .weights = &weights,
+                          .ops = &ops,
+                          .norm_reducer = sums_into_norm ? &reducer : nullptr};
+    const ColumnParallelLinear reader(context, "reader", {{"reader", {0, kInner}}}, kHidden, false);
+    weights.matrices[0].target->scheme = WeightScheme::kF8E4M3;
+    const StepView step{.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)};
+    EXPECT_FALSE(reader.takes(step).codes);  // not agreed
+    *weights.matrices[0].takes_codes = *weights.matrices[0].hands_rows = true;
+    return reader.takes(step);
+  };
+  const Layout shared{.tp = 2, .sequence_parallel_from = 256};
+  EXPECT_TRUE(takes({}, kEnough).codes);
+  EXPECT_FALSE(takes({}, kEnough).shares);
+  EXPECT_FALSE(takes({}, kEnough - 1).codes);
+  EXPECT_TRUE(takes({.tp = 2}, kEnough, false).codes);
+  EXPECT_TRUE(takes(shared, kEnough).codes);
+  EXPECT_TRUE(takes(shared, kEnough).shares);
+  EXPECT_FALSE(takes(shared, kEnough, false).codes);
+  EXPECT_FALSE(takes(shared, kEnough, false).shares);
 }
 
 TEST(Contribution, StepsOfFewerTokensAreNotSequenceParallel) {

@@ -49,14 +49,15 @@ __device__ inline void scale_into(const float (&from)[kVec],
 
 // begin() is called once, before anything but the weights is read. take(i, values) gives the row's elements
 // from i on, each once; `again` is where they can be read from afterwards, by the thread that took them.
-template <int kVec, typename T, typename Begin, typename Take>
+// put(i, values) gets those of the norm.
+template <int kVec, typename T, typename Begin, typename Take, typename Put>
 __device__ inline void norm_row(int width,
                                 const T* __restrict__ weight,
                                 float epsilon,
                                 Begin&& begin,
                                 Take&& take,
                                 const T* again,
-                                T* out) {
+                                Put&& put) {
   const int first = static_cast<int>(threadIdx.x) * kVec;
   const int step = static_cast<int>(blockDim.x) * kVec;
   // The weights do not wait for the row.
@@ -82,8 +83,21 @@ __device__ inline void norm_row(int width,
     }
     float values[kVec];
     scale_into(kept, scale, weights, values);
-    store_vec<kVec>(values, out + i);
+    put(i, values);
   }
+}
+
+// To `out`.
+template <int kVec, typename T, typename Begin, typename Take>
+__device__ inline void norm_row(int width,
+                                const T* __restrict__ weight,
+                                float epsilon,
+                                Begin&& begin,
+                                Take&& take,
+                                const T* again,
+                                T* out) {
+  auto put = [&](int i, const float(&values)[kVec]) { store_vec<kVec>(values, out + i); };
+  norm_row<kVec>(width, weight, epsilon, begin, take, again, put);
 }
 
 }  // namespace llm_dist::kernels

@@ -2,10 +2,8 @@
 // (prompt_stages.cuh), and stores the results, codes or not.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include "kernels/cuda/device/prompt_products.cuh"
-#include "kernels/cuda/quantize_rows.h"
+#include "kernels/cuda/device/row_codes.cuh"
 
 namespace llm_dist::kernels::prompt_products {
 
@@ -153,19 +151,19 @@ struct CodeMultiplier : TileReader<Kind, C> {
     std::byte* box = memory.out(group, 0);
 #pragma unroll
     for (int next = 0; next < 2; ++next) {  // of the lane's rows
-      float largest = kLeastMagnitude;
+      CodeScale of_group;
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         const float* at = values + 4 * piece + 2 * next;
-        largest = fmaxf(largest, fmaxf(fabsf(at[0]), fabsf(at[1])));
+        of_group.look_at(at[0]);
+        of_group.look_at(at[1]);
       }
       for (int lanes = 1; lanes < 4; lanes *= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-      const float factor = kLargestF8E4M3 / largest;
+        of_group.look_at(__shfl_xor_sync(~0u, of_group.largest, lanes));
+      const float factor = of_group.factor();
       auto codes_of = [&](int piece) {
         const float* at = values + 4 * piece + 2 * next;
-        return static_cast<uint32_t>(
-            __nv_cvt_float2_to_fp8x2({at[0] * factor, at[1] * factor}, __NV_SATFINITE, __NV_E4M3));
+        return static_cast<uint32_t>(pair_of_codes(at[0] * factor, at[1] * factor));
       };
       const int row = row_of_lane() + next * 8;
 #pragma unroll
@@ -180,8 +178,7 @@ struct CodeMultiplier : TileReader<Kind, C> {
       }
       const int out_row = of.row + group * kGroupRows + row;
       if (thread % 4 == 0 && out_row < walk.args.rows)
-        walk.args.y_scales[of.column / kCodeGroup * walk.args.all_rows() + out_row] =
-            largest / kLargestF8E4M3;
+        walk.args.y_scales[of.column / kCodeGroup * walk.args.all_rows() + out_row] = of_group.scale();
     }
   }
 };
