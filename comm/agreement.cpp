@@ -25,10 +25,9 @@ Result<std::vector<bool>> agree(World& world,
   for (int rank : ranks) {
     const std::string& theirs = all[static_cast<size_t>(rank)];
     if (theirs.size() != first.size())
-      return internal_error(format(
-          "rank {} has {} answers, rank {} {}", rank, theirs.size(), ranks.front(), first.size()));
-    for (size_t i = 0; i < agreed.size() && i < theirs.size(); ++i)
-      agreed[i] = agreed[i] && theirs[i] == 'y';
+      return internal_error(
+          format("rank {} has {} answers, rank {} {}", rank, theirs.size(), ranks.front(), first.size()));
+    for (size_t i = 0; i < agreed.size() && i < theirs.size(); ++i) agreed[i] = agreed[i] && theirs[i] == 'y';
   }
   return agreed;
 }

@@ -75,12 +75,12 @@ struct LinearTermsParams {
 // out = silu(gate) · up with [gate, up] = x · Wᵀ (+ bias): the merged gate-up projection and its activation
 // (Shazeer 2020, SwiGLU).
 struct LinearSiluAndMulParams {
-  Tensor x;        // [num_tokens, k] activations, contiguous rows; or their codes
-  Weight weight;   // [2n, k]: the gate's rows, then up's
-  Tensor bias;     // [2n] in the activations' dtype, or empty
-  Tensor gate_up;  // [num_tokens, 2n], theirs: memory for the products; what is left there is unspecified
-  Tensor out;      // [num_tokens, n], theirs; or codes
-  Tensor x_scales{};    // of codes, else empty: [1, num_tokens]
+  Tensor x;           // [num_tokens, k] activations, contiguous rows; or their codes
+  Weight weight;      // [2n, k]: the gate's rows, then up's
+  Tensor bias;        // [2n] in the activations' dtype, or empty
+  Tensor gate_up;     // [num_tokens, 2n], theirs: memory for the products; what is left there is unspecified
+  Tensor out;         // [num_tokens, n], theirs; or codes
+  Tensor x_scales{};  // of codes, else empty: [1, num_tokens]
   Tensor out_scales{};  // likewise: [n / kCodeGroup, num_tokens]
 };
 

@@ -133,8 +133,8 @@ Result<double> seconds_of(RankProcess& process,
   return timer.mean_of(product.repeats, [&] { ops.linear(*state, timer.stream(), params); });
 }
 
-// Of the merged gate and up projection of a prompt step, its weights in `dtype`: by whichever is faster there, the
-// kernels that steps take or the library's, so that the rate of ours is not its own ceiling alone.
+// Of the merged gate and up projection of a prompt step, its weights in `dtype`: by whichever is faster
+// there, the kernels that steps take or the library's, so that the rate of ours is not its own ceiling alone.
 Result<double> gemm_flops(RankProcess& process, StreamTimer& timer, DType dtype) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   const engine::EngineOptions& options = process.engine().options();

@@ -12,7 +12,7 @@ namespace llm_dist::launch {
 namespace {
 
 // In smaller steps each rank norms all rows itself: sums of few bytes take one trip between GPUs.
-constexpr int64_t kSequenceParallelTokens = 256;
+constexpr int64_t kSequenceParallelTokens = 257;
 
 bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
   const checkpoint::TensorInfo* tensor = checkpoint.find("model.layers.0.mlp.down_proj.weight");

@@ -12,7 +12,11 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
                                            int64_t input_size,
                                            bool bias)
     : context_(context), region_(context, input_size) {
-  MatrixSlot matrix{.target = &weight_, .cols = input_size, .hands_rows = &hands_rows_, .takes_codes = &takes_codes_, .has_bias = bias};
+  MatrixSlot matrix{.target = &weight_,
+                    .cols = input_size,
+                    .hands_rows = &hands_rows_,
+                    .takes_codes = &takes_codes_,
+                    .has_bias = bias};
   VectorSlot vector{.target = &bias_};
   for (const ColumnPart& part : parts) {
     matrix.pieces.push_back(
@@ -30,8 +34,8 @@ ColumnParallelLinear::ColumnParallelLinear(const Context& context,
 Tensor ColumnParallelLinear::forward(const Normed& x, const StepView& step) const {
   Tensor whole = region_.gather_to_whole(x.x.rows, step);
   Tensor out = context_.arena->get(output_, step.num_tokens, output_size_);
-  context_.ops->linear(
-      {.x = whole, .weight = weight_, .bias = bias_, .out = out, .x_scales = x.x.scales}, x.handed);
+  context_.ops->linear({.x = whole, .weight = weight_, .bias = bias_, .out = out, .x_scales = x.x.scales},
+                       x.handed);
   return out;
 }
 
@@ -40,9 +44,8 @@ NormedAs ColumnParallelLinear::takes(const StepView& step) const {
   const bool all_there =
       !step.sequence_parallel || region_.is_summed_by_norm(step.num_tokens, context_.dtype, step);
   NormedAs takes;
-  takes.codes =
-      takes_codes_ && all_there &&
-      context_.ops->takes_codes(weight_, static_cast<bool>(bias_), context_.dtype, step.num_tokens);
+  takes.codes = takes_codes_ && all_there &&
+                context_.ops->takes_codes(weight_, static_cast<bool>(bias_), context_.dtype, step.num_tokens);
   takes.shares = hands_rows_ && step.sequence_parallel &&
                  step.num_tokens % (context_.mesh.tp() * kernels::kHandedRows) == 0 &&
                  (takes.codes || weight_.scheme != WeightScheme::kF8E4M3);

@@ -35,7 +35,7 @@ struct MatrixSlot {
   // among the ranks.
   bool* hands_rows = nullptr;
   bool* takes_codes = nullptr;  // likewise, whether they take codes in the place of rows
-  bool has_bias = false;  // of a layer of these two kinds, on this rank
+  bool has_bias = false;        // of a layer of these two kinds, on this rank
 };
 
 // A vector (norm weight, bias) in the activations' dtype.

@@ -1,13 +1,14 @@
 // What stands between two matrices of a step in one kernel: the sum over the ranks, its addition to the
-// residual stream, and the norm. A block a row, a thread a unit of it. Terms travel as peer_terms.cuh says:
-// alone, and without a fence.
+// residual stream, and the norm. A block a row at a time, a thread a unit of it. Terms travel as
+// peer_terms.cuh says: alone, and without a fence.
 //
 // In one trip every rank sends its row to all others and adds up all of them. In two, each adds up a part of
 // every row for which the others send it theirs, and sends that to all: more than two ranks so move fewer
 // bytes.
 //
-// Row r is block r's. Blocks of one number on the ranks are on their own: each counts the sums of a row r
-// that it has made, in its GPU's memory, and takes the two slots of its places in turn. A slot of sum n is
+// Row r is the same block's on all ranks, which takes its rows in one order. Blocks of one number on the
+// ranks are on their own: each counts the sums of a row that it has made, in its GPU's memory, and takes the
+// two slots of the row's places in turn. A slot of sum n is
 // written to again in sum n + 2, by a rank that has ended sum n + 1. That one has heard from all ranks in it,
 // from each itself or through who adds up a part; and each sends for sum n + 1 only when its kernel of sum n
 // has ended, which took and forgot what was in that slot. In two trips a rank's place has its terms of the
@@ -20,6 +21,8 @@
 // product's own wait (kernels/cuda/device/terms_of_row.cuh).
 //
 // The sum is rounded as all_reduce_sum rounds it, and the rest is norm_row: the bits of the calls apart.
+#include <algorithm>
+
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/packets.cuh"
 #include "comm/p2p/peer_launch.h"
@@ -96,55 +99,65 @@ template <typename T, int kMostRanks, bool kTwoTrips>
 __global__ void __launch_bounds__(kernels::kMostNormThreads)
     norm_sums(const __grid_constant__ PeerView peers, const NormRows rows) {
   constexpr int kVec = kPerUnit<T>;
-  const int row = static_cast<int>(blockIdx.x);
-  const int64_t begin = int64_t{row} * rows.width;
-  T* residual = static_cast<T*>(rows.residual) + begin;
-  uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.norm_calls) + row;
   const int units = rows.width / kVec;
   const int unit = static_cast<int>(threadIdx.x);
   const int owner = kTwoTrips ? unit / units_of_part(units, peers.size) : peers.rank;
-  uint64_t number = 0;
-  uint4 mine = {};
-  uint4 before = {};
-  auto send = [&] {
-    if (!rows.sent) kernels::wait_for_previous();
-    kernels::let_next_start();
-    number = load_relaxed(calls) + 1;
-    if (unit >= units) return;
-    // Past the first-level cache: the kernel in front may still be there.
-    before = kernels::load_from_second_level(reinterpret_cast<const uint4*>(residual) + unit);
-    if (rows.sent) return;
-    mine = (reinterpret_cast<const uint4*>(static_cast<const T*>(rows.x) + begin))[unit];
-    const TermPlaces places(peers, number, row, unit);
-    if constexpr (kTwoTrips) {
-      if (owner != peers.rank) places.send(owner, mine);
-    } else {
-      places.send_to_all(mine);
-    }
-  };
-  auto take = [&](int element, float(&values)[kVec]) {
-    const TermPlaces places(peers, number, row, unit);
-    uint4 sum;
-    if (owner == peers.rank) {
-      uint4 raw[kMostRanks];
+  for (int row = static_cast<int>(blockIdx.x); row < rows.rows; row += static_cast<int>(gridDim.x)) {
+    const int64_t begin = int64_t{row} * rows.width;
+    T* residual = static_cast<T*>(rows.residual) + begin;
+    uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.norm_calls) + row;
+    uint64_t number = 0;
+    uint4 mine = {};
+    uint4 before = {};
+    auto send = [&] {
+      if (!rows.sent) kernels::wait_for_previous();
+      kernels::let_next_start();
+      number = load_relaxed(calls) + 1;
+      if (unit >= units) return;
+      // Past the first-level cache: the kernel in front may still be there.
+      before = kernels::load_from_second_level(reinterpret_cast<const uint4*>(residual) + unit);
+      if (rows.sent) return;
+      mine = (reinterpret_cast<const uint4*>(static_cast<const T*>(rows.x) + begin))[unit];
+      const TermPlaces places(peers, number, row, unit);
+      if constexpr (kTwoTrips) {
+        if (owner != peers.rank) places.send(owner, mine);
+      } else {
+        places.send_to_all(mine);
+      }
+    };
+    auto take = [&](int element, float(&values)[kVec]) {
+      const TermPlaces places(peers, number, row, unit);
+      uint4 sum;
+      if (owner == peers.rank) {
+        uint4 raw[kMostRanks];
 #pragma unroll
-      for (int rank = 0; rank < kMostRanks; ++rank) raw[rank] = mine;
-      places.take_all(rows.sent, raw);
-      sum = sum_units<T>(raw, peers.size);
-      if constexpr (kTwoTrips) places.send_to_all(sum);
-    } else {
-      sum = places.take(owner);
-    }
-    float of_stream[kVec];
-    unpack<T>(before, of_stream);
-    unpack<T>(sum, values);
-    kernels::add_into<kVec>(of_stream, values, residual + element);
-  };
-  const T* weight = static_cast<const T*>(rows.weight);
-  T* out = static_cast<T*>(rows.out) + begin;
-  kernels::norm_row<kVec>(rows.width, weight, rows.epsilon, send, take, static_cast<const T*>(residual), out);
-  if (threadIdx.x == 0) *calls = number;  // read by all before the block added up
+        for (int rank = 0; rank < kMostRanks; ++rank) raw[rank] = mine;
+        places.take_all(rows.sent, raw);
+        sum = sum_units<T>(raw, peers.size);
+        if constexpr (kTwoTrips) places.send_to_all(sum);
+      } else {
+        sum = places.take(owner);
+      }
+      float of_stream[kVec];
+      unpack<T>(before, of_stream);
+      unpack<T>(sum, values);
+      kernels::add_into<kVec>(of_stream, values, residual + element);
+    };
+    const T* weight = static_cast<const T*>(rows.weight);
+    T* out = static_cast<T*>(rows.out) + begin;
+    kernels::norm_row<kVec>(
+        rows.width, weight, rows.epsilon, send, take, static_cast<const T*>(residual), out);
+    if (threadIdx.x == 0) *calls = number;  // read by all before the block added up
+  }
   if (rows.sent) kernels::wait_for_previous();
+}
+
+// Blocks that a GPU has room for at once, each of which takes row after row: with two on a multiprocessor
+// where a row needs half of a block's most threads.
+int blocks_for(const NormRows& rows) {
+  const int threads = kernels::norm_threads(rows.width, kPerUnit<__half>);
+  const int at_once = 2 * threads <= kernels::kMostNormThreads ? 2 * kNormBlocks : kNormBlocks;
+  return std::min(static_cast<int>(rows.rows), at_once);
 }
 
 using Kernel = void (*)(PeerView, NormRows);
@@ -171,7 +184,7 @@ cudaError_t sum_into_norm(
     const PeerView& peers, DType dtype, const NormRows& rows, bool two_trips, cudaStream_t stream) {
   CHECK(sums_into_norm(rows.rows, rows.width, dtype), "{} rows of {} {}", rows.rows, rows.width, dtype);
   return launch_beside_peers(kernel_of(dtype, peers.size, two_trips),
-                             {.grid = dim3(static_cast<unsigned>(rows.rows)),
+                             {.grid = dim3(static_cast<unsigned>(blocks_for(rows))),
                               .threads = kernels::norm_threads(rows.width, kPerUnit<__half>),
                               .stream = stream},
                              peers,

@@ -4,7 +4,6 @@
 #include "comm/p2p/messages.h"
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/shared_norm.h"
-#include "kernels/rms_norm.h"
 #include "src/device/cuda/cuda_error.h"
 
 namespace llm_dist::comm {
@@ -126,10 +125,11 @@ device::HandedRows PeerCommunicator::handed_rows(int64_t rows,
   const PeerView& view = resources_->view();
   if (!takes_shares(rows, hidden, dtype) || view.shares_gpu || view.under_mps) return {};
   auto word = [&](int64_t offset) { return view.memory[view.rank] + offset; };
+  const int64_t row_bytes = hidden * (codes ? 1 : dtype_bytes(dtype));
   device::HandedRows handed{.calls = reinterpret_cast<const uint64_t*>(word(view.layout.kept_calls)),
                             .warps_done = reinterpret_cast<uint32_t*>(word(view.layout.handing_done)),
-                            .share_bytes = rows / view.size * hidden * (codes ? 1 : dtype_bytes(dtype)),
-                            .scale_bytes = codes ? rows / view.size * int64_t{sizeof(float)} : 0,
+                            .share_bytes = rows / view.size * row_bytes,
+                            .row_bytes = row_bytes,
                             .aborted = view.aborted,
                             .rank = view.rank,
                             .size = view.size};
@@ -147,7 +147,7 @@ void PeerCommunicator::add_rms_norm_of_shares(const SharesAndNorm& call, device:
   const bool codes = static_cast<bool>(call.out_scales);
   CHECK(is_like(call.out, rows, hidden, codes ? DType::kF8E4M3 : dtype), "{}", call.out.to_string());
   CHECK(call.out.data == shared_out(rows, hidden, dtype).data, "an out that the peers do not see");
-  CHECK(!codes || (hidden <= kernels::kMostCodedHidden && is_like(call.out_scales, 1, rows, DType::kF32) &&
+  CHECK(!codes || (is_like(call.out_scales, 1, rows, DType::kF32) &&
                    call.out_scales.data == static_cast<std::byte*>(call.out.data) + call.out.bytes()),
         "scales {} of {}",
         call.out_scales.to_string(),

@@ -23,7 +23,7 @@ PeerLimits default_peer_limits(int group_size) {
   constexpr int64_t kMiB = 1024 * kKiB;
   PeerLimits limits{.packets_bytes = 64 * kKiB,
                     .two_shot_bytes = 16 * kMiB,
-                    .norm_bytes = 2 * kMiB,
+                    .norm_bytes = 4 * kMiB,
                     .norm_one_trip_bytes = 64 * kKiB,
                     .shared_bytes = 64 * kMiB,
                     .handed_bytes = 12 * kMiB,

@@ -22,11 +22,12 @@
 // What a product has stored at a peer's is there before the release that tells the peer so: the kernel that
 // releases begins its work when the product has ended.
 //
-// Of a call whose rows are kept, the products behind, one on each rank, meet in the place of its blocks the
-// second time: each hands its rank's rows to the peers, and ends when all of theirs have come
-// (kernels/cuda/device/handed_rows.cuh). So both of the above hold where "its call n" is the product behind
-// it. A product hands rows when its rank's call has ended, for which the peers' kernels before their call n
-// have: nobody reads the rows of call n - 1 any more.
+// Of a call whose rows are kept, a rank sends the first columns of its rows and leaves the others to the
+// products behind, one on each rank, which meet in the place of its blocks the second time: each hands its
+// rank's rows to the peers, and ends when all of theirs have come (kernels/cuda/device/handed_rows.cuh). So
+// both of the above hold where "its call n" is the product behind it. A product hands rows when its rank's
+// call has ended, for which the peers' kernels before their call n have: nobody reads the rows of call n - 1
+// any more. The same holds of the first columns, as of whole rows above.
 //
 // The sum is rounded as all_reduce_sum rounds it, and squares are added up in norm_row's order: the bits of
 // the calls apart.
@@ -39,7 +40,6 @@
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/row_codes.cuh"
-#include "kernels/rms_norm.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -66,7 +66,7 @@ struct ShareRow {
   int64_t normed = 0;   // in bytes, among all normed rows
   int64_t scale = 0;    // of a row of codes, likewise
   int units = 0;
-  int receivers = 0;  // of the normed row: this rank alone, or all
+  int units_for_all = 0;  // of the normed row, from the first one on; the others stay here
 };
 
 // Known early where it can be.
@@ -124,14 +124,20 @@ __device__ uint4 norm_unit(uint4 sum, float scale, uint4 weight) {
   return normed;
 }
 
-// To all who get the row, this rank first: the i-th value from `begin` on, in bytes among normed rows.
-template <int kMostRanks, typename T, typename Value>
-__device__ void send(const PeerView& peers, const ShareRow<T>& row, int64_t begin, int i, const Value& value) {
+// To this rank, and to all others if `for_all`: the i-th value from `begin` on, in bytes among normed rows.
+template <int kMostRanks, typename Value>
+__device__ void send(const PeerView& peers, bool for_all, int64_t begin, int i, const Value& value) {
+  const int receivers = for_all ? size_of<kMostRanks>(peers) : 1;
 #pragma unroll
   for (int distance = 0; distance < kMostRanks; ++distance) {
-    if (distance >= row.receivers) break;
+    if (distance >= receivers) break;
     at<Value>(peers, peer_behind(peers, distance), peers.layout.normed + begin)[i] = value;
   }
+}
+
+template <int kMostRanks, typename T, typename Unit>
+__device__ void send_unit(const PeerView& peers, const ShareRow<T>& row, int unit, const Unit& normed) {
+  send<kMostRanks>(peers, unit < row.units_for_all, row.normed, unit, normed);
 }
 
 // Norms a row whose sums are `kept`, by a warp, each lane its own units, and sends its codes.
@@ -154,9 +160,9 @@ __device__ void send_codes(
 #pragma unroll 4
   for (int unit = lane; unit < row.units; unit += kLanes) {
     unpack<T>(kept[unit], values);
-    send<kMostRanks>(peers, row, row.normed, unit, kernels::eight_codes(values, factor));
+    send_unit<kMostRanks>(peers, row, unit, kernels::eight_codes(values, factor));
   }
-  if (lane == 0) send<kMostRanks>(peers, row, row.scale, 0, of_row.scale());
+  if (lane == 0) send<kMostRanks>(peers, true, row.scale, 0, of_row.scale());
 }
 
 // A row of at most kKeptUnits. `kept`: room for it, of which each lane uses its own units'. norm_row's block
@@ -188,7 +194,7 @@ __device__ void norm_kept_row(
   if (rows.codes) return send_codes<kMostRanks>(peers, row, kept, scale, weight);
 #pragma unroll 4
   for (int unit = lane; unit < row.units; unit += kLanes)
-    send<kMostRanks>(peers, row, row.normed, unit, norm_unit<T>(kept[unit], scale, weight[unit]));
+    send_unit<kMostRanks>(peers, row, unit, norm_unit<T>(kept[unit], scale, weight[unit]));
 }
 
 // Any longer row: it is read again. The units that one thread of norm_row's block has follow one another
@@ -213,8 +219,16 @@ __device__ void norm_long_row(const PeerView& peers, const ShareRows& rows, cons
   for (int unit = lane; unit < row.units; unit += kLanes) {
     const uint4 weight = static_cast<const uint4*>(rows.weight)[unit];
     const uint4 sum = reinterpret_cast<const uint4*>(row.residual)[unit];
-    send<kMostRanks>(peers, row, row.normed, unit, norm_unit<T>(sum, scale, weight));
+    send_unit<kMostRanks>(peers, row, unit, norm_unit<T>(sum, scale, weight));
   }
+}
+
+// Of a row that is kept, those that go to all ranks ahead of the others.
+template <typename T>
+__device__ int units_of_first_run(const ShareRows& rows) {
+  constexpr int kVec = kPerUnit<T>;
+  const int unit_bytes = kVec * (rows.codes ? 1 : static_cast<int>(sizeof(T)));
+  return static_cast<int>(device::handed_run_bytes(rows.width / kVec * unit_bytes)) / unit_bytes;
 }
 
 // kKeeps: rows have at most kKeptUnits; then there is memory for the weights and for a row a warp.
@@ -233,6 +247,7 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
   kernels::let_next_start();
   uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.shared_calls) + blockIdx.x;
   const uint64_t number = load_relaxed(calls) + 1;
+  const int first_run = units_of_first_run<T>(rows);
   if (meet_peers(peers, peers.layout.term_flags, number)) {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     for (int index = static_cast<int>(blockIdx.x) + warp * kSharedBlocks; index < rows.rows;
@@ -248,7 +263,7 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
                             .normed = of_all * normed_bytes,
                             .scale = all_rows * normed_bytes + of_all * static_cast<int64_t>(sizeof(float)),
                             .units = units,
-                            .receivers = rows.kept ? 1 : size_of<kMostRanks>(peers)};
+                            .units_for_all = rows.kept ? first_run : units};
       if constexpr (kKeeps) {
         norm_kept_row<kMostRanks>(peers, rows, row, kept + (1 + warp) * units, kept);
       } else {
@@ -279,7 +294,6 @@ Kernel kernel_of(DType dtype, int size, bool keeps) {
   return dtype == DType::kF16 ? kernel_of<__half>(size, keeps) : kernel_of<__nv_bfloat16>(size, keeps);
 }
 
-static_assert(kernels::kMostCodedHidden <= kKeptUnits * kPerUnit<__half>);
 constexpr int kept_bytes(int units) { return (1 + kSharedWarps) * units * static_cast<int>(kUnitBytes); }
 
 // The most that a block of the calling thread's device may have.

@@ -18,7 +18,8 @@ struct ShareRows {
   // own, one share's behind the other's.
   bool handed = false;
   bool kept = false;  // normed rows go to this rank's memory alone (comm/norm_reducer.h)
-  // Normed rows are codes, with a scale each behind all ranks' rows. Only of rows of kMostCodedHidden.
+  // Normed rows are codes, with a scale each behind all ranks' rows: only of rows that a block has room for,
+  // of 8192 elements at most.
   bool codes = false;
 };
 

@@ -72,9 +72,9 @@ void check_linear(const LinearParams& params) {
 void check_handed(const Tensor& x, const Tensor& scales, const device::HandedRows& rows) {
   if (rows.size == 0) return;
   const std::byte* begin = rows.rows[rows.rank];
-  const bool scales_follow = scales ? scales.data == begin + x.bytes() : rows.scale_bytes == 0;
-  CHECK(x.data == begin && x.is_contiguous() && x.bytes() == rows.size * rows.share_bytes && scales_follow &&
-            (scales ? scales.bytes() : 0) == rows.size * rows.scale_bytes,
+  CHECK(x.data == begin && x.is_contiguous() && x.bytes() == rows.size * rows.share_bytes &&
+            x.dim(1) * dtype_bytes(x.dtype) == rows.row_bytes &&
+            (!scales || scales.data == begin + x.bytes()),
         "{} with scales {} is not where {} ranks hand their rows",
         x.to_string(),
         scales.to_string(),

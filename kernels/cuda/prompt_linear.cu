@@ -5,8 +5,7 @@
 // Hopper (warp-specialized, its producer and consumers joined by barriers around a ring of stages):
 //
 // - One thread asks TMA for 64 columns of x and W at a time, 128 of codes, as many stages ahead as shared
-// memory holds, and
-//   goes on to the next tile's while this one's results are stored.
+//   memory holds, and goes on to the next tile's while this one's results are stored.
 // - Two warpgroups multiply, 64 rows of x each, so that what is brought of W is read by both. The products of
 //   one stage are under way while the next stage is waited for.
 // - Blocks with rows of x below each other share what they bring of W, blocks beside each other what they
@@ -17,17 +16,18 @@
 //   behind them, for the kernels that follow to wait for one alone.
 // - Tiles are taken in an order in which those that run at the same time share rows of x and of W in L2.
 // - A tile's sums of 16-bit elements are rounded to the output's type as soon as they are complete, which
-// halves them, and wait
-//   in registers: they are gated, and stored in turns, while the next tile is multiplied. Of a gated product
-//   that is also what is rounded where it stands in memory in between.
+//   halves them, and wait in registers: they are gated, and stored in turns, while the next tile is
+//   multiplied. Of a gated product that is also what is rounded where it stands in memory in between.
 // - Codes are multiplied in halves of a tile, whose sums of a stage are added in float, and a tile is gated
 //   and stored at once (device/prompt_codes.cuh).
 // - y may be in shares, runs of rows with a place of their own each, another GPU's memory: all blocks end a
 //   tile at the same time, and behind stores that wait for the link, loads wait, too, so the turns of a tile
 //   are spread over the next one. Shares come one after the other, so that all but the last cross while there
 //   is still something to multiply.
-// - x may be in shares, too, of which other ranks have all but the first (device/handed_rows.cuh). Then y is
-//   in the same ones, one behind the other, so that no tile reads rows of two.
+// - x may be in shares, too, of which other ranks have all but the first, and send them a run of columns
+// after
+//   the other (device/handed_rows.cuh): a tile begins with those that have come. Then y is in the same
+//   shares, one behind the other, so that no tile reads rows of two.
 #include <algorithm>
 #include <array>
 
@@ -146,7 +146,6 @@ cudaError_t launch_portion(const TensorMapEncoder& encoder,
                            const Shares& shares,
                            const Portion& portion,
                            cudaStream_t stream) {
-  CHECK(!Kind::kGivesCodes || shares.count() == 1);
   const int64_t rows = shape.m / shares.count();
   const int steps = static_cast<int>(shape.k / Kind::kStageColumns);
   const TileArgs args{.rows = static_cast<int>(rows),
@@ -287,7 +286,8 @@ cudaError_t launch_as(const HopperDevice& device,
                       const MatmulOperands& operands,
                       cudaStream_t stream) {
   const int64_t count = count_shares(operands);
-  const int64_t share_bytes = shape.m / count * shape.y_stride * dtype_bytes(shape.out);
+  const int64_t share_bytes =
+      shape.m / count * shape.y_stride * (Kind::kGivesCodes ? 1 : dtype_bytes(shape.out));
   std::array<void*, kMostOutputs> y{};
   for (int64_t i = 0; i < count; ++i)
     y[static_cast<size_t>(i)] = static_cast<std::byte*>(operands.y) + i * share_bytes;

@@ -232,11 +232,9 @@ Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
                        [&](const auto&... matrix) { return parts_.ops->takes_codes(matrix..., rows); }));
   }
   // Other stages may have more layers.
-  ASSIGN_OR_RETURN(std::vector<bool> all,
-                   comm::agree(*parts_.world,
-                               mesh_.tensor_group(),
-                               mine,
-                               Deadline::after_seconds(kAgreeDeadlineSeconds)));
+  ASSIGN_OR_RETURN(
+      std::vector<bool> all,
+      comm::agree(*parts_.world, mesh_.tensor_group(), mine, Deadline::after_seconds(kAgreeDeadlineSeconds)));
   for (size_t i = 0; i < weight_map_.matrices.size(); ++i) {
     const parallel::MatrixSlot& slot = weight_map_.matrices[i];
     if (slot.hands_rows != nullptr) *slot.hands_rows = all[2 * i];

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kLeastBytes = 2 << 10;
 constexpr int64_t kMostBytes = 16 << 20;
-constexpr int64_t kMostRows = 128;
+constexpr int64_t kMostRows = 256;
 constexpr int64_t kLeastSharedRows = 256;
 constexpr int64_t kMostSharedRows = 4096;
 constexpr int64_t kMostHidden = 8192;

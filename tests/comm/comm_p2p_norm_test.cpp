@@ -11,7 +11,7 @@
 namespace llm_dist::comm {
 namespace {
 
-constexpr int64_t kNormElements = 128 * 8192;
+constexpr int64_t kNormElements = 256 * 8192;
 
 struct NormShape {
   int64_t rows = 0;
@@ -26,7 +26,7 @@ class NormTwin {
   NormTwin(Site& site, GroupUnderTest& group)
       : group_(group),
         reducer_(dynamic_cast<NormReducer&>(*group.comm)),
-        state_(cuda_module().value()->ops->make_state(site.backend(), {.max_tokens = 128}).value()),
+        state_(cuda_module().value()->ops->make_state(site.backend(), {.max_tokens = 256}).value()),
         terms_(site, kNormElements),
         weight_(site, 8192) {
     for (int i = 0; i < 2; ++i) {
@@ -136,7 +136,8 @@ class P2pNorm : public OverWays {
   static constexpr int kMostSharingNorms = 4;  // their blocks are few
   // Of the longest rows, for all ranks' but one's to have room on a GPU that they share.
   int64_t most_rows() const {
-    if (!ranks_share_gpu() || num_ranks() == 2) return 128;
+    if (!ranks_share_gpu()) return 256;
+    if (num_ranks() == 2) return 128;
     return num_ranks() == 3 ? 65 : 16;
   }
   void run(const RankBody& body) const { OverWays::run(body, kMostSharingNorms); }
@@ -148,7 +149,7 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
       using T = decltype(type);
       with_twin<NormTwin, T>(world, site, [this](NormTwin<T>& twin, GroupUnderTest&) {
         for (int64_t hidden : {8, 576, 4096, 4104, 8192}) {
-          for (int64_t rows : {1, 2, 3, 7, 16, 65, 128}) {
+          for (int64_t rows : {1, 2, 3, 7, 16, 65, 128, 129, 256}) {
             if (rows > most_rows()) continue;
             const NormShape shape{rows, hidden};
             SCOPED_TRACE(std::to_string(rows) + " rows of " + std::to_string(hidden));
@@ -257,8 +258,8 @@ TEST_P(P2pNormLimits, TakesWhatItsKernelIsFor) {
     EXPECT_TRUE(reducer.takes(64, 576, DType::kF16));
     EXPECT_FALSE(reducer.takes(64, 576, DType::kF32));
     EXPECT_FALSE(reducer.takes(65, 576, DType::kBF16));  // more bytes than the limit
-    EXPECT_TRUE(reducer.takes(128, 8, DType::kBF16));
-    EXPECT_FALSE(reducer.takes(129, 8, DType::kBF16));
+    EXPECT_TRUE(reducer.takes(256, 8, DType::kBF16));
+    EXPECT_FALSE(reducer.takes(257, 8, DType::kBF16));
     EXPECT_FALSE(reducer.takes(1, 577, DType::kBF16));
     EXPECT_TRUE(reducer.takes(1, 8192, DType::kBF16));
     EXPECT_FALSE(reducer.takes(1, 8200, DType::kBF16));

@@ -30,8 +30,8 @@ struct ShareShape {
 };
 
 // What makes terms out of normed rows: kernels that stand for products, products of a square matrix, or two
-// of them, the first of which, gated or not, reads the rows, and hands them where the norm has kept them: by a
-// matrix in 8 bits, whose products read codes, where they take them.
+// of them, the first of which, gated or not, reads the rows, and hands them where the norm has kept them: by
+// a matrix in 8 bits, whose products read codes, where they take them.
 enum class Between : uint8_t { kStandIns, kProduct, kTwoProducts, kGatedAndProduct, kCodesAndProduct };
 
 // One rank's part of calls of some shapes, once in the kernel of shares and once apart. Each shape has a
@@ -60,16 +60,15 @@ class SharesTwin {
     int64_t most_rows = 0;
     for (const ShareShape& shape : shapes_) most_rows = std::max(most_rows, shape.rows_of_rank * size());
     // Of products by kernels of ours shares have the bits of the whole.
-    state_ =
-        cuda_module()
-            .value()
-            ->ops
-            ->make_state(backend_,
-                         {.max_tokens = most_rows,
-                          .max_features = hidden(largest_),
-                          .linear = kernels::LinearKernels::kOwn,
-                          .f8_weights = between_ == Between::kCodesAndProduct})
-            .value();
+    state_ = cuda_module()
+                 .value()
+                 ->ops
+                 ->make_state(backend_,
+                              {.max_tokens = most_rows,
+                               .max_features = hidden(largest_),
+                               .linear = kernels::LinearKernels::kOwn,
+                               .f8_weights = between_ == Between::kCodesAndProduct})
+                 .value();
     for (device::Buffer* buffer : {&start_, &scratch_[0], &scratch_[1], &term_, &x_, &y_, &spare_})
       *buffer = allocate(most, device::MemoryKind::kDevice);
     if (between_ == Between::kGatedAndProduct) gate_up_ = allocate(2 * most, device::MemoryKind::kDevice);
@@ -118,8 +117,7 @@ class SharesTwin {
       fall_behind(copies);
       ASSERT_TRUE(
           cuda_module().value()->ops->hands_rows(*state_, matrix_of_reader(shape), false, kType, size()));
-      handed =
-          reducer_.handed_rows(rows(shape), hidden(shape), kType, static_cast<bool>(normed.scales));
+      handed = reducer_.handed_rows(rows(shape), hidden(shape), kType, static_cast<bool>(normed.scales));
       ++num_kept_;
     }
     if (normed.scales) ++num_of_codes_;
@@ -228,9 +226,9 @@ class SharesTwin {
   bool has_reader() const { return between_ != Between::kStandIns && between_ != Between::kProduct; }
   Normed normed_of(size_t shape) const {
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
-    const bool codes = between_ == Between::kCodesAndProduct &&
-                       cuda_module().value()->ops->takes_codes(
-                           *state_, matrix_of_reader(shape), false, kType, rows(shape));
+    const bool codes =
+        between_ == Between::kCodesAndProduct &&
+        cuda_module().value()->ops->takes_codes(*state_, matrix_of_reader(shape), false, kType, rows(shape));
     if (!codes) return {out};
     auto* begin = static_cast<std::byte*>(out.data);
     const Tensor rows_of_codes =

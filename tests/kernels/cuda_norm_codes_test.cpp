@@ -48,7 +48,8 @@ class CudaNormCodes : public CudaPromptTest {
 
 TEST_F(CudaNormCodes, AreThoseOfTheRows) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (auto [m, hidden] : {std::pair<int64_t, int64_t>{1, 128}, {3, 576}, {257, 4096}, {40, 8184}, {5, 8192}}) {
+    for (auto [m, hidden] :
+         {std::pair<int64_t, int64_t>{1, 128}, {3, 576}, {257, 4096}, {40, 8184}, {5, 8192}}) {
       SCOPED_TRACE(format("{} rows of {} {}", m, hidden, dtype));
       const Rows rows = normed(dtype, m, hidden);
       const std::vector<std::byte> codes = download(rows.codes);
@@ -99,7 +100,8 @@ TEST_F(CudaNormCodes, OfZerosAreZeros) {
   }
 }
 
-// Without a gate, with one, and with one that gives codes of groups itself: the bits of products that quantize.
+// Without a gate, with one, and with one that gives codes of groups itself: the bits of products that
+// quantize.
 TEST_F(CudaNormCodes, AreMultipliedAsTheRowsAre) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (auto [m, k, n] : {std::array<int64_t, 3>{256, 128, 256}, {1000, 384, 1792}, {2048, 1024, 3072}}) {
@@ -190,13 +192,10 @@ TEST_F(CudaNormCodes, ThatOverlapWaitForTheirInput) {
                                   .out = codes.gpu,
                                   .out_scales = scales.gpu});
       if (one_by_one) synchronize();
-      module_->ops->linear(*gpu_state_,
-                           *gpu_stream_,
-                           {.x = codes.gpu,
-                            .weight = w.weight(on_gpu),
-                            .bias = {},
-                            .out = rows.gpu,
-                            .x_scales = scales.gpu});
+      module_->ops->linear(
+          *gpu_state_,
+          *gpu_stream_,
+          {.x = codes.gpu, .weight = w.weight(on_gpu), .bias = {}, .out = rows.gpu, .x_scales = scales.gpu});
       if (one_by_one) synchronize();
     }
     synchronize();

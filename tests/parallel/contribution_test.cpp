@@ -361,8 +361,7 @@ TEST(Contribution, ReadersHandRowsOfSomeSteps) {
   const Context context{.mesh = Mesh(layout, 0), .arena = &arena, .weights = &weights};
   const ColumnParallelLinear reader(context, "reader", {{"reader", {0, kInner}}}, kHidden, false);
   auto hands = [&](int64_t tokens) {
-    return reader
-        .takes({.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)})
+    return reader.takes({.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)})
         .shares;
   };
   const int64_t enough = 2 * kernels::kHandedRows;

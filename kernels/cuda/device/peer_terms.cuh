@@ -21,8 +21,8 @@ inline constexpr uint32_t kNotCome = 0xffffffffu;
 
 // A wait looks at its peers this often between two looks at the host's word, which is far away: those of ten
 // thousand threads at once can take 0.3 ms. All looks of a wait have to take much less time than the wait, or
-// they make their rank late, the peers wait and look the longer, and so on, call after call. The 2048 warps
-// of 128 rows, whose polls take some 1 µs, look as often as once in 32 µs.
+// they make their rank late, the peers wait and look the longer, and so on, call after call. The 4096 warps
+// of 256 rows, whose polls take some 1 µs, look as often as once in 16 µs.
 inline constexpr uint32_t kPollsPerLook = 1 << 16;
 // And this often between two at the word in its own memory, which whoever has looked leaves for the others
 // and for the kernels that are still to come: each of these would otherwise wait for a look of its own.

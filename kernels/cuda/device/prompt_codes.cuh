@@ -178,7 +178,9 @@ struct CodeMultiplier : TileReader<Kind, C> {
       }
       const int out_row = of.row + group * kGroupRows + row;
       if (thread % 4 == 0 && out_row < walk.args.rows)
-        walk.args.y_scales[of.column / kCodeGroup * walk.args.all_rows() + out_row] = of_group.scale();
+        walk.args
+            .y_scales[of.column / kCodeGroup * walk.args.all_rows() + of.share * walk.args.rows + out_row] =
+            of_group.scale();
     }
   }
 };
