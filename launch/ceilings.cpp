@@ -103,6 +103,8 @@ bool has_f8_layers(RankProcess& process) {
 // A product of a prompt step whose kernels are to be timed.
 struct TimedProduct {
   kernels::LinearParams params;
+  Tensor x_codes;  // what kernels may take in the place of x, where a norm leaves it; or empty
+  Tensor x_scales;
   int repeats = 0;
 
   [[nodiscard]] double flops() const {
@@ -130,11 +132,17 @@ Result<double> seconds_of(RankProcess& process,
                                    .linear = kernels,
                                    .f8_weights = params.weight.scheme == scheme_of(DType::kF8E4M3)}));
   RETURN_IF_ERROR(ops.prepare_weight(*state, timer.stream(), params.weight));
+  const bool takes_codes =
+      product.x_codes && ops.takes_codes(*state, params.weight, false, options.dtype, params.x.dim(0));
+  if (takes_codes) {
+    params.x = product.x_codes;
+    params.x_scales = product.x_scales;
+  }
   return timer.mean_of(product.repeats, [&] { ops.linear(*state, timer.stream(), params); });
 }
 
 // Of the merged gate and up projection of a prompt step, its weights in `dtype`: by whichever is faster
-// there, the kernels that steps take or the library's, so that the rate of ours is not its own ceiling alone.
+// there, our kernels or the library's, so that the rate of ours is not its own ceiling alone.
 Result<double> gemm_flops(RankProcess& process, StreamTimer& timer, DType dtype) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   const engine::EngineOptions& options = process.engine().options();
@@ -150,9 +158,17 @@ Result<double> gemm_flops(RankProcess& process, StreamTimer& timer, DType dtype)
   Weight weight{.scheme = scheme_of(dtype), .n = n, .k = k};
   weight.parts[0] = w.view(DType::kU8, {n, k * dtype_bytes(dtype)});
   if (dtype == DType::kF8E4M3) weight.parts[1] = scales.view(DType::kF32, {n});
-  const TimedProduct product{
+  TimedProduct product{
       .params = {.x = x.view(options.dtype, {m, k}), .weight = weight, .out = y.view(options.dtype, {m, n})},
       .repeats = on_cpu ? 3 : 20};
+  device::Buffer codes;
+  device::Buffer code_scales;
+  if (dtype == DType::kF8E4M3) {
+    ASSIGN_OR_RETURN(codes, random_buffer(timer, dtype, m * k));
+    ASSIGN_OR_RETURN(code_scales, random_buffer(timer, DType::kF32, m));
+    product.x_codes = codes.view(dtype, {m, k});
+    product.x_scales = code_scales.view(DType::kF32, {1, m});
+  }
   ASSIGN_OR_RETURN(double seconds, seconds_of(process, timer, product, kernels::LinearKernels::kFastest));
   if (!on_cpu) {
     ASSIGN_OR_RETURN(double of_library,

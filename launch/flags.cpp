@@ -11,7 +11,8 @@
 namespace llm_dist::launch {
 namespace {
 
-// In smaller steps each rank norms all rows itself: sums of few bytes take one trip between GPUs.
+// In smaller steps each rank norms all rows itself, in the kernel that sums them up, which takes fewer trips
+// between GPUs (comm/p2p/norm_sum.cu: of up to 256 rows).
 constexpr int64_t kSequenceParallelTokens = 257;
 
 bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {

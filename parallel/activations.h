@@ -15,17 +15,19 @@ struct Activations {
 // 16 bits.
 Activations codes_in(const Tensor& rows, int64_t groups);
 
-// Of a norm: rows of `hidden` features, whole or local ones. handed: only this rank's share of them is there,
-// and the product that reads them is to hand it to the others.
+// Of a norm: rows of `hidden` features, whole or local ones. handed: of the other ranks' share of them at
+// most the first columns are there, and the product that reads them is to hand this rank's to the others.
 struct Normed {
   Activations x;
   device::HandedRows handed{};
 };
 
-// What the product that reads a step's normed rows takes in the place of all of them in 16 bits.
+// What the product that reads normed rows takes in the place of all of them in 16 bits.
 struct NormedAs {
   bool codes = false;   // kernels::OpTable::takes_codes
   bool shares = false;  // it can hand them among the ranks: kernels::OpTable::hands_rows
+  // Then, that half of each row's columns come with the norm (device::HandedRows::ahead_bytes).
+  bool half_ahead = false;
 };
 
 }  // namespace llm_dist::parallel

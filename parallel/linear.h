@@ -39,10 +39,12 @@ class ColumnParallelLinear {
   Arena::Id output_ = -1;
   Weight weight_;
   Tensor bias_;
-  // On all ranks.
-  bool hands_rows_ = false;
-  bool takes_codes_ = false;
+  NormedAs all_take_;  // on all ranks, in steps of many rows
 };
+
+// Whether the product by this weight is to have half of each row ahead, where it hands rows: its own rank's
+// share of them is multiplied before all others' have come.
+bool wants_half_ahead(const Weight& weight, int tp);
 
 class RowParallelLinear;
 

@@ -5,7 +5,7 @@ namespace llm_dist::parallel {
 RmsNorm::RmsNorm(const Context& context, const std::string& name, int64_t hidden_size, float epsilon)
     : context_(context),
       epsilon_(epsilon),
-      output_(context.arena->declare("normed", RowKind::kLocalTokens, hidden_size, context.dtype)) {
+      output_(context.arena->declare("normed", RowKind::kTokens, hidden_size, context.dtype)) {
   context.weights->vectors.push_back({&weight_, hidden_size, {{name + ".weight", 0, hidden_size, 0, 1, 0}}});
 }
 
@@ -14,8 +14,7 @@ Normed RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual, Norm
   if (x.is_scattered()) return sum_and_norm_shares(residual, reader);
   Activations out{x.sum()};
   // Elsewhere: a row's codes would stand where another row of x is still to be read.
-  if (gives_codes(residual, reader))
-    out = codes_in(context_.arena->get(output_, residual.dim(0), residual.dim(1)), 1);
+  if (reader.codes) out = codes_in(context_.arena->get(output_, residual.dim(0), residual.dim(1)), 1);
   context_.ops->add_rms_norm({.x = x.sum(),
                               .residual = residual,
                               .weight = weight_,
@@ -23,10 +22,6 @@ Normed RmsNorm::add_and_norm(const Contribution& x, const Tensor& residual, Norm
                               .out = out.rows,
                               .out_scales = out.scales});
   return {out};
-}
-
-bool RmsNorm::gives_codes(const Tensor& residual, NormedAs reader) {
-  return reader.codes && residual.dim(1) <= kernels::kMostCodedHidden;
 }
 
 Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) const {
@@ -53,12 +48,12 @@ Tensor RmsNorm::sum_and_norm(const Contribution& x, const Tensor& residual) cons
 Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, NormedAs reader) const {
   comm::NormReducer& reducer = *context_.norm_reducer;
   const int64_t rows = residual.dim(0) * context_.mesh.tp();
-  const bool codes = gives_codes(residual, reader);
   Normed normed{{reducer.shared_out(rows, residual.dim(1), residual.dtype)}};
-  if (codes) normed.x = codes_in(normed.x.rows, 1);
+  if (reader.codes) normed.x = codes_in(normed.x.rows, 1);
   if (reader.shares) {
-    normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype, codes);
+    normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype, reader.codes);
     CHECK(normed.handed.size > 0, "{} rows that the other ranks keep, and this one cannot", rows);
+    if (reader.half_ahead) normed.handed.ahead_bytes = device::handed_ahead_bytes(normed.handed.row_bytes);
   }
   context_.ops->observed(
       kernels::CallKind::kCollective, "add_rms_norm_of_shares", rows, [&](device::Stream& stream) {
@@ -67,7 +62,8 @@ Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, NormedAs reader) con
                                         .epsilon = epsilon_,
                                         .out = normed.x.rows,
                                         .out_scales = normed.x.scales,
-                                        .kept = normed.handed.size > 0},
+                                        .kept = normed.handed.size > 0,
+                                        .ahead_bytes = normed.handed.ahead_bytes},
                                        stream);
       });
   return normed;

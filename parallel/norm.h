@@ -20,13 +20,12 @@ class RmsNorm {
   Normed norm(const Tensor& residual) const;
 
  private:
-  static bool gives_codes(const Tensor& residual, NormedAs reader);
   Tensor sum_and_norm(const Contribution& x, const Tensor& residual) const;
   Normed sum_and_norm_shares(const Tensor& residual, NormedAs reader) const;
 
   Context context_;
   float epsilon_;
-  Arena::Id output_;
+  Arena::Id output_;  // of all tokens: few of many steps' rows are whole where the others are local
   Tensor weight_;
 };
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/activations.h"
 #include "src/base/tensor.h"
 #include "src/base/weight.h"
 
@@ -31,11 +32,10 @@ struct MatrixSlot {
   bool is_linear = false;  // of a layer between embedding and head, which may be quantized as it is loaded
   // Of a row-parallel layer, whose products are terms of a sum over the tensor group.
   bool makes_terms = false;
-  // Of a column-parallel layer, which reads whole rows: where it is told whether its products hand the rows
-  // among the ranks.
-  bool* hands_rows = nullptr;
-  bool* takes_codes = nullptr;  // likewise, whether they take codes in the place of rows
-  bool has_bias = false;        // of a layer of these two kinds, on this rank
+  // Of a column-parallel layer, which reads whole rows: where it is told what the products of all ranks take
+  // in the place of those.
+  NormedAs* normed_as = nullptr;
+  bool has_bias = false;  // of a layer of these two kinds, on this rank
 };
 
 // A vector (norm weight, bias) in the activations' dtype.

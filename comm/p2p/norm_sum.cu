@@ -8,11 +8,11 @@
 //
 // Row r is the same block's on all ranks, which takes its rows in one order. Blocks of one number on the
 // ranks are on their own: each counts the sums of a row that it has made, in its GPU's memory, and takes the
-// two slots of the row's places in turn. A slot of sum n is
-// written to again in sum n + 2, by a rank that has ended sum n + 1. That one has heard from all ranks in it,
-// from each itself or through who adds up a part; and each sends for sum n + 1 only when its kernel of sum n
-// has ended, which took and forgot what was in that slot. In two trips a rank's place has its terms of the
-// receiver's part and the sums of its own part: no unit twice.
+// two slots of the row's places in turn. A slot of sum n is written to again in sum n + 2, by a rank that has
+// ended sum n + 1. That one has heard from all ranks in it, from each itself or through who adds up a part;
+// and each sends for sum n + 1 only when its kernel of sum n has ended, which took and forgot what was in
+// that slot. In two trips a rank's place has its terms of the receiver's part and the sums of its own part:
+// no unit twice.
 //
 // Terms may also be sent by the product that makes them, this rank's own among the places; and those of a
 // single row be taken by the product behind (FusedRow). That is each rank's own affair, as the same goes to
@@ -153,10 +153,11 @@ __global__ void __launch_bounds__(kernels::kMostNormThreads)
 }
 
 // Blocks that a GPU has room for at once, each of which takes row after row: with two on a multiprocessor
-// where a row needs half of a block's most threads.
-int blocks_for(const NormRows& rows) {
+// where a row needs half of a block's most threads. Ranks that share one share that.
+int blocks_for(const PeerView& peers, const NormRows& rows) {
   const int threads = kernels::norm_threads(rows.width, kPerUnit<__half>);
-  const int at_once = 2 * threads <= kernels::kMostNormThreads ? 2 * kNormBlocks : kNormBlocks;
+  int at_once = 2 * threads <= kernels::kMostNormThreads ? 2 * kNormBlocks : kNormBlocks;
+  if (peers.shares_gpu) at_once = kNormBlocks / peers.size;
   return std::min(static_cast<int>(rows.rows), at_once);
 }
 
@@ -184,7 +185,7 @@ cudaError_t sum_into_norm(
     const PeerView& peers, DType dtype, const NormRows& rows, bool two_trips, cudaStream_t stream) {
   CHECK(sums_into_norm(rows.rows, rows.width, dtype), "{} rows of {} {}", rows.rows, rows.width, dtype);
   return launch_beside_peers(kernel_of(dtype, peers.size, two_trips),
-                             {.grid = dim3(static_cast<unsigned>(blocks_for(rows))),
+                             {.grid = dim3(static_cast<unsigned>(blocks_for(peers, rows))),
                               .threads = kernels::norm_threads(rows.width, kPerUnit<__half>),
                               .stream = stream},
                              peers,

@@ -13,7 +13,6 @@
 #include <cstdint>
 
 #include "comm/p2p/peer_group.h"
-#include "src/device/handed_rows.h"
 
 namespace llm_dist::comm {
 
@@ -25,7 +24,7 @@ inline constexpr int kPacketBlocks = 128;
 inline constexpr int kStageThreads = 512;
 inline constexpr int kStageBlocks = 64;
 inline constexpr int kNormRows = 256;
-inline constexpr int kNormBlocks = 128;     // of up to 1024 threads; a GPU has room for all of them at once
+inline constexpr int kNormBlocks = 128;     // of up to 1024 threads; those that find no room wait
 inline constexpr int kNormRowUnits = 1024;  // at most: 8192 elements of 16 bits, a thread each
 inline constexpr int64_t kNormRowBytes = kNormRowUnits * kUnitBytes;
 inline constexpr int kSharedThreads = 256;  // a warp for a row
@@ -66,7 +65,7 @@ struct PeerLayout {
   int64_t term_flags = 0;      // uint64_t [kSharedBlocks][kMaxPeerRanks]: calls whose terms the peers have
   int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
   int64_t kept_calls = 0;      // uint64_t: calls whose normed rows were kept; this rank's own
-  int64_t handing_done = 0;    // uint32_t [kHandedRuns]: device::HandedRows::warps_done; this rank's own
+  int64_t handing_done = 0;    // uint32_t: device::HandedRows::warps_done; this rank's own
   int64_t handed_flags = 0;    // uint64_t [kMaxPeerRanks]: device::HandedRows::come
   int64_t term = 0;    // units [units of shared_bytes]: of a shared call, see ShareRows (shared_norm.h)
   int64_t normed = 0;  // likewise: its out
@@ -118,7 +117,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.term_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
   at.normed_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
   at.kept_calls = place(kWord);
-  at.handing_done = place(device::kHandedRuns * sizeof(uint32_t));
+  at.handing_done = place(kWord);
   at.handed_flags = place(kMaxPeerRanks * kWord);
   at.term = place(units_in(limits.shared_bytes) * kUnitBytes);
   at.normed = place(units_in(limits.shared_bytes) * kUnitBytes);

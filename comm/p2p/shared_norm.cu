@@ -22,12 +22,12 @@
 // What a product has stored at a peer's is there before the release that tells the peer so: the kernel that
 // releases begins its work when the product has ended.
 //
-// Of a call whose rows are kept, a rank sends the first columns of its rows and leaves the others to the
+// Of a call whose rows are kept, a rank may send the first columns of its rows, and leaves the others to the
 // products behind, one on each rank, which meet in the place of its blocks the second time: each hands its
 // rank's rows to the peers, and ends when all of theirs have come (kernels/cuda/device/handed_rows.cuh). So
 // both of the above hold where "its call n" is the product behind it. A product hands rows when its rank's
 // call has ended, for which the peers' kernels before their call n have: nobody reads the rows of call n - 1
-// any more. The same holds of the first columns, as of whole rows above.
+// any more. The first columns are sent when whole rows are in other calls.
 //
 // The sum is rounded as all_reduce_sum rounds it, and squares are added up in norm_row's order: the bits of
 // the calls apart.
@@ -223,14 +223,6 @@ __device__ void norm_long_row(const PeerView& peers, const ShareRows& rows, cons
   }
 }
 
-// Of a row that is kept, those that go to all ranks ahead of the others.
-template <typename T>
-__device__ int units_of_first_run(const ShareRows& rows) {
-  constexpr int kVec = kPerUnit<T>;
-  const int unit_bytes = kVec * (rows.codes ? 1 : static_cast<int>(sizeof(T)));
-  return static_cast<int>(device::handed_run_bytes(rows.width / kVec * unit_bytes)) / unit_bytes;
-}
-
 // kKeeps: rows have at most kKeptUnits; then there is memory for the weights and for a row a warp.
 template <typename T, int kMostRanks, bool kKeeps>
 __global__ void __launch_bounds__(kSharedThreads, 1)
@@ -247,7 +239,7 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
   kernels::let_next_start();
   uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.shared_calls) + blockIdx.x;
   const uint64_t number = load_relaxed(calls) + 1;
-  const int first_run = units_of_first_run<T>(rows);
+  const int unit_bytes = rows.codes ? kPerUnit<T> : static_cast<int>(kUnitBytes);
   if (meet_peers(peers, peers.layout.term_flags, number)) {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     for (int index = static_cast<int>(blockIdx.x) + warp * kSharedBlocks; index < rows.rows;
@@ -263,7 +255,7 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
                             .normed = of_all * normed_bytes,
                             .scale = all_rows * normed_bytes + of_all * static_cast<int64_t>(sizeof(float)),
                             .units = units,
-                            .units_for_all = rows.kept ? first_run : units};
+                            .units_for_all = rows.kept ? rows.ahead_bytes / unit_bytes : units};
       if constexpr (kKeeps) {
         norm_kept_row<kMostRanks>(peers, rows, row, kept + (1 + warp) * units, kept);
       } else {

@@ -4,6 +4,7 @@
 
 #include "comm/agreement.h"
 #include "comm/collective_times.h"
+#include "parallel/linear.h"
 #include "src/base/log.h"
 #include "src/model/layout.h"
 #include "src/model/registry.h"
@@ -220,25 +221,24 @@ Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
                      reducer->handed_rows(least, hidden, options_.dtype, false).size > 0;
   // How many rows a step has is the same on all ranks: these stand for all that products take codes of.
   const int64_t rows = options_.padded_tokens() / kernels::kHandedRows * kernels::kHandedRows;
-  std::vector<bool> mine;  // by matrix: hands rows, takes codes
+  std::vector<bool> mine;  // by matrix
   for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
-    auto may = [&](const bool* wanted, auto&& does) {
-      return wanted != nullptr && does(*op_state_, *slot.target, slot.has_bias, options_.dtype);
-    };
-    mine.push_back(may(slot.hands_rows, [&](const auto&... matrix) {
-      return hands && parts_.ops->hands_rows(matrix..., mesh_.tp());
-    }));
-    mine.push_back(may(slot.takes_codes,
-                       [&](const auto&... matrix) { return parts_.ops->takes_codes(matrix..., rows); }));
+    if (slot.normed_as == nullptr) continue;
+    const Weight& weight = *slot.target;
+    mine.push_back(parts_.ops->takes_codes(*op_state_, weight, slot.has_bias, options_.dtype, rows));
+    mine.push_back(hands &&
+                   parts_.ops->hands_rows(*op_state_, weight, slot.has_bias, options_.dtype, mesh_.tp()));
+    mine.push_back(parallel::wants_half_ahead(weight, mesh_.tp()));
   }
   // Other stages may have more layers.
   ASSIGN_OR_RETURN(
       std::vector<bool> all,
       comm::agree(*parts_.world, mesh_.tensor_group(), mine, Deadline::after_seconds(kAgreeDeadlineSeconds)));
-  for (size_t i = 0; i < weight_map_.matrices.size(); ++i) {
-    const parallel::MatrixSlot& slot = weight_map_.matrices[i];
-    if (slot.hands_rows != nullptr) *slot.hands_rows = all[2 * i];
-    if (slot.takes_codes != nullptr) *slot.takes_codes = all[2 * i + 1];
+  auto next = all.begin();
+  for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
+    if (slot.normed_as == nullptr) continue;
+    *slot.normed_as = {.codes = next[0], .shares = next[1], .half_ahead = next[2]};
+    next += 3;
   }
   return ok_status();
 }

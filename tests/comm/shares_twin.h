@@ -118,6 +118,7 @@ class SharesTwin {
       ASSERT_TRUE(
           cuda_module().value()->ops->hands_rows(*state_, matrix_of_reader(shape), false, kType, size()));
       handed = reducer_.handed_rows(rows(shape), hidden(shape), kType, static_cast<bool>(normed.scales));
+      handed.ahead_bytes = ahead_bytes(normed);
       ++num_kept_;
     }
     if (normed.scales) ++num_of_codes_;
@@ -132,7 +133,8 @@ class SharesTwin {
                                      .epsilon = 1e-5f,
                                      .out = normed.rows,
                                      .out_scales = normed.scales,
-                                     .kept = kept},
+                                     .kept = kept,
+                                     .ahead_bytes = kept ? ahead_bytes(normed) : 0},
                                     *group_.stream);
   }
   int num_kept() const { return num_kept_; }
@@ -224,6 +226,11 @@ class SharesTwin {
   }
   bool has_products() const { return between_ != Between::kStandIns; }
   bool has_reader() const { return between_ != Between::kStandIns && between_ != Between::kProduct; }
+  // Every second call that keeps rows sends half of their columns ahead.
+  int64_t ahead_bytes(const Normed& normed) const {
+    const int64_t row_bytes = normed.rows.dim(1) * dtype_bytes(normed.rows.dtype);
+    return num_kept_ % 2 == 0 ? 0 : device::handed_ahead_bytes(row_bytes);
+  }
   Normed normed_of(size_t shape) const {
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
     const bool codes =

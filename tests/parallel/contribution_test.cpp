@@ -367,7 +367,7 @@ TEST(Contribution, ReadersHandRowsOfSomeSteps) {
   const int64_t enough = 2 * kernels::kHandedRows;
   EXPECT_FALSE(hands(enough));
   ASSERT_EQ(weights.matrices.size(), 1u);
-  *weights.matrices[0].hands_rows = true;
+  weights.matrices[0].normed_as->shares = true;
   EXPECT_TRUE(hands(enough));
   EXPECT_TRUE(hands(3 * enough));
   for (int64_t tokens : {enough - 2, enough + 2, enough / 2, int64_t{128}})
@@ -388,21 +388,22 @@ TEST(Contribution, ReadersTakeCodesInSomeSteps) {
   const kernels::Ops ops(table, *state, *stream);
   const Group group(2);
   Reducer reducer(group, ops, 2 * kEnough);
-  auto takes = [&](const Layout& layout, int64_t tokens, bool sums_into_norm = true) {
-    Arena arena({.tokens = 1, .local_tokens = 1, .samples = 1});
-    WeightMap weights;
-    const Context context{.mesh = Mesh(layout, 0),
-                          .arena = &arena,
-                          .weights = &weights,
-                          .ops = &ops,
-                          .norm_reducer = sums_into_norm ? &reducer : nullptr};
-    const ColumnParallelLinear reader(context, "reader", {{"reader", {0, kInner}}}, kHidden, false);
-    weights.matrices[0].target->scheme = WeightScheme::kF8E4M3;
-    const StepView step{.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)};
-    EXPECT_FALSE(reader.takes(step).codes);  // not agreed
-    *weights.matrices[0].takes_codes = *weights.matrices[0].hands_rows = true;
-    return reader.takes(step);
-  };
+  auto takes =
+      [&](const Layout& layout, int64_t tokens, bool sums_into_norm = true, int64_t hidden = kHidden) {
+        Arena arena({.tokens = 1, .local_tokens = 1, .samples = 1});
+        WeightMap weights;
+        const Context context{.mesh = Mesh(layout, 0),
+                              .arena = &arena,
+                              .weights = &weights,
+                              .ops = &ops,
+                              .norm_reducer = sums_into_norm ? &reducer : nullptr};
+        const ColumnParallelLinear reader(context, "reader", {{"reader", {0, kInner}}}, kHidden, false);
+        *weights.matrices[0].target = {.scheme = WeightScheme::kF8E4M3, .n = kInner, .k = hidden};
+        const StepView step{.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)};
+        EXPECT_FALSE(reader.takes(step).codes);  // not agreed
+        *weights.matrices[0].normed_as = {.codes = true, .shares = true, .half_ahead = true};
+        return reader.takes(step);
+      };
   const Layout shared{.tp = 2, .sequence_parallel_from = 256};
   EXPECT_TRUE(takes({}, kEnough).codes);
   EXPECT_FALSE(takes({}, kEnough).shares);
@@ -412,6 +413,21 @@ TEST(Contribution, ReadersTakeCodesInSomeSteps) {
   EXPECT_TRUE(takes(shared, kEnough).shares);
   EXPECT_FALSE(takes(shared, kEnough, false).codes);
   EXPECT_FALSE(takes(shared, kEnough, false).shares);
+  EXPECT_TRUE(takes(shared, kEnough).half_ahead);
+  // Norms leave no codes of wider rows.
+  EXPECT_TRUE(takes(shared, kEnough, true, kernels::kMostCodedHidden).shares);
+  EXPECT_FALSE(takes(shared, kEnough, true, kernels::kMostCodedHidden + 8).codes);
+  EXPECT_FALSE(takes(shared, kEnough, true, kernels::kMostCodedHidden + 8).shares);
+}
+
+// Of Llama-3.1-8B's matrices: queries, keys and values among four ranks, gate and up among eight.
+TEST(Contribution, ReadersWantColumnsAheadWhereTheirOwnRowsAreSoonDone) {
+  auto wants = [](int64_t rows, int tp) { return wants_half_ahead({.n = rows / tp, .k = 4096}, tp); };
+  EXPECT_FALSE(wants(6144, 2));
+  EXPECT_TRUE(wants(6144, 4));
+  EXPECT_FALSE(wants(28672, 2));
+  EXPECT_FALSE(wants(28672, 4));
+  EXPECT_TRUE(wants(28672, 8));
 }
 
 TEST(Contribution, StepsOfFewerTokensAreNotSequenceParallel) {

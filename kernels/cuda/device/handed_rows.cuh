@@ -15,24 +15,35 @@ namespace llm_dist::kernels {
 
 inline constexpr int kHandedUnit = 16;  // bytes
 
-// Copies one warp's part of a run of this rank's columns, so many units from `begin` on, to all other ranks,
-// of `warps`, this one the warp-th.
-__device__ inline void hand_run(const device::HandedRows& rows, int begin, int units, int warp, int warps) {
-  constexpr int kAtOnce = 3;  // units on their way
+// All ranks know how far this rank's rows have come: whoever calls it, one thread, has seen to it.
+__device__ inline void tell_come(const device::HandedRows& rows, bool all) {
+  const uint64_t come = 2 * load_relaxed(rows.calls) - (all ? 0 : 1);
+  for (int rank = 0; rank < rows.size; ++rank) {
+    if (rank != rows.rank) store_release(rows.come[rank] + rows.rank, come);
+  }
+}
+
+// Copies one warp's part of this rank's rows to all other ranks, of `warps`, this one the warp-th. The last
+// one that is done tells them.
+__device__ inline void hand_rows(const device::HandedRows& rows, int warp, int warps) {
+  constexpr int kAtOnce = 3;  // units on their way; registers have room for no more
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int ahead = static_cast<int>(rows.ahead_bytes) / kHandedUnit;
+  if (ahead > 0 && warp == 0 && lane == 0) tell_come(rows, false);
   const int row_units = static_cast<int>(rows.row_bytes) / kHandedUnit;
+  const int units = row_units - ahead;
   const int all_units = static_cast<int>(rows.share_bytes / rows.row_bytes) * units;
   const int64_t share = rows.rank * rows.share_bytes;
   const auto* from = reinterpret_cast<const uint4*>(rows.rows[rows.rank] + share);
   const int step = warps * kWarpSize;
-  int i = warp * kWarpSize + static_cast<int>(threadIdx.x) % kWarpSize;
 #pragma unroll 1
-  for (; i < all_units; i += kAtOnce * step) {
+  for (int i = warp * kWarpSize + lane; i < all_units; i += kAtOnce * step) {
     int at[kAtOnce];
     uint4 loaded[kAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int unit = i + j * step;
-      at[j] = unit < all_units ? unit / units * row_units + begin + unit % units : -1;
+      at[j] = unit < all_units ? unit / units * row_units + ahead + unit % units : -1;
       if (at[j] >= 0) loaded[j] = __ldcg(from + at[j]);
     }
 #pragma unroll 1
@@ -45,50 +56,26 @@ __device__ inline void hand_run(const device::HandedRows& rows, int begin, int u
       }
     }
   }
+  __syncwarp();  // all lanes' copies go before the release, too
+  if (lane > 0 || count_done(rows.warps_done) + 1 < static_cast<uint32_t>(warps)) return;
+  *rows.warps_done = 0;
+  tell_come(rows, true);
 }
 
-// All ranks know of one more run of this rank's rows. One thread calls it, who has seen to it that they come.
-__device__ inline void tell_of_run(const device::HandedRows& rows, int run) {
-  const uint64_t before = (load_relaxed(rows.calls) - 1) * device::kHandedRuns;
-  for (int rank = 0; rank < rows.size; ++rank) {
-    if (rank != rows.rank)
-      store_release(rows.come[rank] + rows.rank, before + static_cast<uint64_t>(run) + 1);
-  }
-}
-
-// Copies one warp's part of this rank's rows to all other ranks, run after run of columns, of `warps`, this
-// one the warp-th. The last warp that is done with a run tells them.
-__device__ inline void hand_rows(const device::HandedRows& rows, int warp, int warps) {
-  const int row_units = static_cast<int>(rows.row_bytes) / kHandedUnit;
-  const int run_units = static_cast<int>(device::handed_run_bytes(rows.row_bytes)) / kHandedUnit;
-  const bool first_lane = threadIdx.x % kWarpSize == 0;
-  if (warp == 0 && first_lane) tell_of_run(rows, 0);  // it is there already
-#pragma unroll 1
-  for (int run = 1; run < device::kHandedRuns; ++run) {
-    const int units = min(run_units, row_units - run * run_units);
-    if (units > 0) hand_run(rows, run * run_units, units, warp, warps);
-    __syncwarp();  // all lanes' copies go before the release, too
-    uint32_t* done = rows.warps_done + run;
-    if (!first_lane || count_done(done) + 1 < static_cast<uint32_t>(warps)) continue;
-    *done = 0;
-    tell_of_run(rows, run);
-  }
-}
-
-// Returns when so many runs, this one among them, of `source` have come, for copies by TMA to read; all of
-// them when nobody is to wait any more. One thread calls it, which then asks for the copies.
-__device__ inline int await_run(const device::HandedRows& rows, int source, int run) {
+// Returns when the rows of `source` have come, or their first columns, for copies by TMA to read, or when
+// nobody is to wait any more; whether all have. One thread calls it, which then asks for the copies.
+__device__ inline bool await_rows(const device::HandedRows& rows, int source, bool all) {
   const uint64_t* come = rows.come[rows.rank] + source;
   // Past the first-level cache, which may hold what it was: not all who call it have waited for the call.
-  const uint64_t before = (load_relaxed(rows.calls) - 1) * device::kHandedRuns;
-  const uint64_t wanted = before + static_cast<uint64_t>(run) + 1;
+  const uint64_t last = 2 * load_relaxed(rows.calls);
+  const uint64_t wanted = last - (all ? 0 : 1);
   uint32_t polls = first_poll();
   uint64_t number = 0;
   while ((number = load_acquire(come)) < wanted) {
-    if (gives_up(rows.aborted, polls)) return device::kHandedRuns;
+    if (gives_up(rows.aborted, polls)) return true;
   }
   asm volatile("fence.proxy.async.global;" ::: "memory");
-  return static_cast<int>(number - before);
+  return number >= last;
 }
 
 }  // namespace llm_dist::kernels
