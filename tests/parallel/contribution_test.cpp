@@ -420,6 +420,49 @@ TEST(Contribution, ReadersTakeCodesInSomeSteps) {
   EXPECT_FALSE(takes(shared, kEnough, true, kernels::kMostCodedHidden + 8).shares);
 }
 
+// Codes have memory of their own, of as many rows as are whole in any step: behind the last attention a step
+// of shares has few rows, which are whole.
+TEST(Contribution, NormsLeaveCodesBesideTheirInput) {
+  static kernels::AddRmsNormParams seen;
+  kernels::OpTable table = kernels::cpu_ops();
+  table.add_rms_norm = [](kernels::OpState&, device::Stream&, const kernels::AddRmsNormParams& params) {
+    seen = params;
+  };
+  auto backend = device::make_cpu_backend({});
+  auto stream = backend->make_stream("test");
+  auto state = table.make_state(*backend, {.max_tokens = 1, .max_features = 1}).value();
+  const kernels::Ops ops(table, *state, *stream);
+  Arena arena({.tokens = kRows, .local_tokens = kRows / 2, .samples = 1});
+  WeightMap weights;
+  const Context context{.mesh = Mesh({.tp = 2, .sequence_parallel = true}, 0),
+                        .dtype = DType::kBF16,
+                        .arena = &arena,
+                        .weights = &weights,
+                        .ops = &ops};
+  const RmsNorm norm(context, "norm", kHidden, 1e-5f);
+  must(arena.allocate(*backend));
+  const device::Buffer memory = backend->allocate(4 * kRows * kHidden, device::MemoryKind::kDevice).value();
+  const Tensor x = memory.view(DType::kBF16, {kRows, kHidden});
+  const Tensor residual = memory.view(DType::kBF16, {kRows, kHidden}, 2 * kRows * kHidden);
+  const Normed plain = norm.add_and_norm(Contribution::finished(x), residual);
+  EXPECT_EQ(plain.x.rows.data, x.data);
+  EXPECT_FALSE(plain.x.scales);
+  EXPECT_FALSE(seen.out_scales);
+  const Normed coded = norm.add_and_norm(Contribution::finished(x), residual, {.codes = true});
+  EXPECT_EQ(coded.x.rows.dtype, DType::kF8E4M3);
+  EXPECT_EQ(coded.x.rows.dim(0), kRows);
+  EXPECT_EQ(coded.x.rows.dim(1), kHidden);
+  EXPECT_EQ(coded.x.scales.dtype, DType::kF32);
+  EXPECT_EQ(coded.x.scales.dim(0), 1);
+  EXPECT_EQ(coded.x.scales.dim(1), kRows);
+  EXPECT_EQ(coded.x.scales.data, static_cast<std::byte*>(coded.x.rows.data) + kRows * kHidden);
+  EXPECT_EQ(seen.out.data, coded.x.rows.data);
+  EXPECT_EQ(seen.out_scales.data, coded.x.scales.data);
+  const auto* begin = memory.data();
+  const auto* codes = static_cast<std::byte*>(coded.x.rows.data);
+  EXPECT_TRUE(codes < begin || codes >= begin + memory.bytes());
+}
+
 // Of Llama-3.1-8B's matrices: queries, keys and values among four ranks, gate and up among eight.
 TEST(Contribution, ReadersWantColumnsAheadWhereTheirOwnRowsAreSoonDone) {
   auto wants = [](int64_t rows, int tp) { return wants_half_ahead({.n = rows / tp, .k = 4096}, tp); };
