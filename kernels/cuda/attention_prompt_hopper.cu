@@ -8,9 +8,9 @@
 // multiplies.
 #include <algorithm>
 
+#include "kernels/cuda/device/attention_tiles.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/pairs.cuh"
-#include "kernels/cuda/device/prompt_tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/device/widened_tiles.cuh"

@@ -1,4 +1,4 @@
-// Tiles (prompt_tiles.cuh) from a cache of f8_e4m3 codes. Those are copied as they are to where four warps
+// Tiles (attention_tiles.cuh) from a cache of f8_e4m3 codes. Those are copied as they are to where four warps
 // widen them: each has 32 keys of every tile, asks for their codes and for more as soon as it has read them,
 // so that it waits for no other warp but those that multiply. Keys become elements like the queries'. Values
 // are f16 always: a pair takes one conversion and half a shift, of bf16 four or five instructions.
@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/attention_tiles.cuh"
 #include "kernels/cuda/device/f8.cuh"
-#include "kernels/cuda/device/prompt_tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
