@@ -29,7 +29,8 @@ struct SharesAndNorm {
   Tensor weight;    // [hidden]
   float epsilon = 1e-5f;
   Tensor out;  // [rows, hidden], all of them on every rank: shared_out(); or codes from there on
-  // Of codes (kernels/rms_norm.h), [1, rows] in f32, right behind them, else empty. The same on every rank.
+  // Of codes (kernels/rms_norm.h), [1, rows] in f32, right behind them, else empty: all of them on every
+  // rank, of kept rows, too. The same on every rank.
   Tensor out_scales{};
   // out gets this rank's rows alone: the next kernel of the group's ranks hands them to the others
   // (NormReducer::handed_rows). The same on every rank.

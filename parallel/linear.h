@@ -28,6 +28,7 @@ class ColumnParallelLinear {
                        bool bias);
   // x: local [local_tokens, input_size] → whole [num_tokens, local features].
   Tensor forward(const Normed& x, const StepView& step) const;
+  // What x may be in such a step, on all ranks.
   NormedAs takes(const StepView& step) const;
   int64_t output_size() const { return output_size_; }
 
@@ -39,7 +40,7 @@ class ColumnParallelLinear {
   Arena::Id output_ = -1;
   Weight weight_;
   Tensor bias_;
-  NormedAs all_take_;  // on all ranks, in steps of many rows
+  NormedAs all_take_;  // what ranks have agreed on, for steps of many rows (MatrixSlot)
 };
 
 // Whether the product by this weight is to have half of each row ahead, where it hands rows: its own rank's

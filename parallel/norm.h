@@ -25,7 +25,8 @@ class RmsNorm {
 
   Context context_;
   float epsilon_;
-  Arena::Id output_;  // of all tokens: few of many steps' rows are whole where the others are local
+  // Of all tokens: behind the last attention a step of shares has few rows, which are whole.
+  Arena::Id output_;
   Tensor weight_;
 };
 

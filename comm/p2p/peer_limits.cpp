@@ -12,7 +12,7 @@ int64_t PeerLimits::largest_parts(int group_size) const {
 
 // Up to four ranks: measured (docs/collectives.md). With more of them each shot of everything to everyone has
 // that many copies to send, and packets twice as much: guesses that stay below what was measured. Sums with a
-// norm behind them: all that their kernel takes, measured between two; where two trips begin is by count of
+// norm behind them: all that their kernel takes, measured up to four; where two trips begin is by count of
 // bytes. In one trip of some 1.1 µs n - 1 copies leave a rank, in two 2 (n - 1) / n of one: at 370 GB/s that
 // takes as long either way with 610 KB (three ranks), 270 KB (four) and 77 KB (eight). Shares: as many rows
 // as a large step of prompts has, 4096 of 8192 values of 16 bits; handed to their ranks where products take

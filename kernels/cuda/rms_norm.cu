@@ -14,6 +14,20 @@
 namespace llm_dist::kernels {
 namespace {
 
+__device__ inline void begin_early() {
+  let_next_start();
+  wait_for_previous();
+}
+
+// The sums of a row's elements from i on and those of the residual stream, which they become.
+template <int kVec, typename T>
+__device__ inline void take_sums(const T* x, T* residual, int i, float (&values)[kVec]) {
+  float before[kVec];
+  load_vec<kVec>(x + i, values);
+  load_vec<kVec>(residual + i, before);
+  add_into<kVec>(before, values, residual + i);
+}
+
 // Adds `x` to `residual` when kAdd, rounding to T, and norms the sum; else norms x.
 template <typename T, int kVec, bool kAdd>
 __global__ void norm_rows(RowView<const T> x,
@@ -29,16 +43,12 @@ __global__ void norm_rows(RowView<const T> x,
       width,
       weight,
       epsilon,
-      [] {
-        let_next_start();
-        wait_for_previous();
-      },
+      begin_early,
       [&](int i, float(&values)[kVec]) {
-        load_vec<kVec>(x_row + i, values);
         if constexpr (kAdd) {
-          float before[kVec];
-          load_vec<kVec>(residual_row + i, before);
-          add_into<kVec>(before, values, residual_row + i);
+          take_sums(x_row, residual_row, i, values);
+        } else {
+          load_vec<kVec>(x_row + i, values);
         }
       },
       kAdd ? residual_row : x_row,
@@ -64,16 +74,8 @@ __global__ void __launch_bounds__(kMostNormThreads) norm_to_codes(RowView<const 
       width,
       weight,
       epsilon,
-      [] {
-        let_next_start();
-        wait_for_previous();
-      },
-      [&](int i, float(&values)[kVec]) {
-        load_vec<kVec>(x_row + i, values);
-        float before[kVec];
-        load_vec<kVec>(residual_row + i, before);
-        add_into<kVec>(before, values, residual_row + i);
-      },
+      begin_early,
+      [&](int i, float(&values)[kVec]) { take_sums(x_row, residual_row, i, values); },
       static_cast<const T*>(residual_row),
       [&](int, const float(&values)[kVec]) {
 #pragma unroll
