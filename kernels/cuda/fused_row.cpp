@@ -80,7 +80,7 @@ bool FusedRow::put_off(const MatmulShape& shape, const MatmulOperands& operands,
   return true;
 }
 
-bool FusedRow::joins(const RowRotation& rotation) const {
+bool FusedRow::joins(const Rotation& rotation) const {
   const MatmulShape& shape = ops_.shape;
   const bool takes_cache = rotation.cache_dtype == rotation.dtype || rotation.cache_dtype == DType::kF8E4M3;
   return takes_cache && ops_.has_product() && !ops_.has_rotation() && !shape.gated &&
@@ -88,7 +88,7 @@ bool FusedRow::joins(const RowRotation& rotation) const {
          shape.n == rotation.columns();
 }
 
-bool FusedRow::put_off(const RowRotation& rotation, device::CudaStream& stream) {
+bool FusedRow::put_off(const Rotation& rotation, device::CudaStream& stream) {
   if (stream_ != &stream || !joins(rotation)) return false;
   ops_.rotation = rotation;
   return true;

@@ -25,6 +25,7 @@
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/rotate.cuh"
 #include "kernels/cuda/device/silu.cuh"
 #include "kernels/cuda/device/tiles.cuh"
 #include "kernels/cuda/device/tma.cuh"
@@ -214,8 +215,9 @@ struct PairEnd {
       store_one(low_row, low);
       if (high_row != low_row) store_one(high_row, high);
     } else {
-      const float first = rotates ? low * cosine - high * sine : low;
-      const float second = rotates ? high * cosine + low * sine : high;
+      float first = low;
+      float second = high;
+      if (rotates) rotate_pair(first, second, cosine, sine);
       store_one(low_row, first);
       store_one(high_row, second);
       if (token.slot < 0 || walk.head < args.rotation.num_heads) return;
@@ -245,13 +247,12 @@ struct PairEnd {
   }
   template <typename Kv>
   __device__ void append(float first, float second, const TokenPlace& token) const {
-    const RowRotation& rotation = args.rotation;
+    const Rotation& rotation = args.rotation;
     const int kv_head = walk.head - rotation.num_heads;
     const bool is_value = kv_head >= rotation.num_kv_heads;
     Kv* to = static_cast<Kv*>(is_value ? rotation.v_cache : rotation.k_cache) +
-             token.slot / rotation.block_size * rotation.block_stride +
-             (is_value ? kv_head - rotation.num_kv_heads : kv_head) * rotation.head_stride +
-             static_cast<int64_t>(token.slot % rotation.block_size) * rotation.head_dim + walk.within;
+             rotation.cache_offset(token.slot, is_value ? kv_head - rotation.num_kv_heads : kv_head) +
+             walk.within;
     to[0] = from_float_dev<Kv>(first);
     to[args.half] = from_float_dev<Kv>(second);
   }
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1) run_row(const __grid_constant__ F
   const uint64_t sum_taken = takes ? load_relaxed(args.norm.terms.calls) + 1 : 0;
   const uint64_t sum_sent = sends ? load_relaxed(args.terms.calls) + 1 : 0;
   TokenPlace token;
-  if constexpr (kKind == Kind::kRotated) token = {*args.rotation.position, *args.rotation.slot};
+  if constexpr (kKind == Kind::kRotated) token = {*args.rotation.positions, *args.rotation.slots};
   auto load_the_rest = [&] {
 #pragma unroll 1
     for (int slot = kRingBeforeX; slot < kRing; ++slot) ring.load(slot);

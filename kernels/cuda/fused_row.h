@@ -14,38 +14,18 @@
 
 #include "kernels/cuda/hopper_device.h"
 #include "kernels/cuda/matmul_shape.h"
+#include "kernels/cuda/rotation.h"
 #include "kernels/cuda/row_norm.h"
 #include "src/device/cuda/cuda_stream.h"
 
 namespace llm_dist::kernels {
-
-// Of one token (kernels/rope_append.h); of the caches, k_cache and v_cache are what it appends to.
-struct RowRotation {
-  DType dtype = DType::kBF16;
-  DType cache_dtype = DType::kBF16;
-  void* qkv = nullptr;
-  const int32_t* position = nullptr;
-  const int32_t* slot = nullptr;
-  const float* cos_sin = nullptr;
-  int64_t cos_sin_stride = 0;
-  int num_heads = 0;
-  int num_kv_heads = 0;
-  int head_dim = 0;
-  int block_size = 0;
-  int64_t block_stride = 0;  // of the caches, in elements
-  int64_t head_stride = 0;
-  void* k_cache = nullptr;
-  void* v_cache = nullptr;
-
-  int64_t columns() const { return (num_heads + int64_t{2} * num_kv_heads) * head_dim; }
-};
 
 // One kernel's work: the product and what is there of the other two.
 struct FusedRowOps {
   RowNorm norm;  // width 0: none
   MatmulShape shape;
   MatmulOperands operands;
-  RowRotation rotation;  // head_dim 0: none
+  Rotation rotation;  // head_dim 0: none
 
   bool has_norm() const { return norm.width > 0; }
   bool has_product() const { return shape.m > 0; }
@@ -66,7 +46,7 @@ class FusedRow final : public device::PutOffWork {
   // false.
   bool put_off(const RowNorm& norm, device::CudaStream& stream);
   bool put_off(const MatmulShape& shape, const MatmulOperands& operands, device::CudaStream& stream);
-  bool put_off(const RowRotation& rotation, device::CudaStream& stream);
+  bool put_off(const Rotation& rotation, device::CudaStream& stream);
   // Whether put_off() takes a product of this shape, and would send its y.
   bool sends(const MatmulShape& shape) const { return takes(shape) && !shape.gated && shape.out == shape.in; }
 
@@ -76,7 +56,7 @@ class FusedRow final : public device::PutOffWork {
  private:
   bool takes(const MatmulShape& shape) const;
   bool joins(const MatmulShape& shape, const MatmulOperands& operands) const;
-  bool joins(const RowRotation& rotation) const;
+  bool joins(const Rotation& rotation) const;
   // What was put off before goes out; false: this stream takes nothing any more.
   bool begin(device::CudaStream& stream);
 

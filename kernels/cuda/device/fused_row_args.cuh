@@ -59,7 +59,7 @@ struct FusedRowArgs {
   device::PeerTerms terms;  // where y goes in the place of `y`, if anywhere
   RowNorm norm;
   uint32_t* readers;
-  RowRotation rotation;
+  Rotation rotation;
 };
 
 __device__ inline bool has_norm(const FusedRowArgs& args) { return args.norm.width > 0; }
