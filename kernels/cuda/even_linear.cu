@@ -11,8 +11,9 @@
 // A block waits for blocks of lower numbers alone. Those are started before it, so that it would see the end
 // of them even where other kernels keep some processors to themselves.
 //
-// Nothing is passed on where ranges are whole strips. And two blocks, a pair, may be at the same columns of
-// neighbouring strips and bring each other half of x: what holds for a block above then holds for a pair.
+// Nothing is passed on where ranges are whole strips. And two blocks or four may be at the same columns of
+// neighbouring strips and bring each other their share of x: what holds for a block above then holds for such
+// a cluster.
 #include <algorithm>
 
 #include "kernels/cuda/device/second_level.cuh"
@@ -93,18 +94,24 @@ struct Exchange {
     for (int range = begin + static_cast<int>(threadIdx.x) % kWarpSize; range < end; range += kWarpSize)
       await_flag(flag(range));
     __syncwarp();
-#pragma unroll(kVecs > 8 ? 1 : 2)  // registers are few
+    constexpr int kAtOnce = kVecs > 16 ? 8 : kVecs;  // registers are few
+#pragma unroll(kVecs > 8 ? 1 : 2)
     for (int range = begin; range < end; ++range) {
       const float4* from = place(range);
-      float4 left[kVecs];
 #pragma unroll
-      for (int i = 0; i < kVecs; ++i) left[i] = load_from_second_level(from + i * S::kMultipliers);
+      for (int first = 0; first < kVecs; first += kAtOnce) {
+        float4 left[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kVecs; ++i) {
-        sums[4 * i] += left[i].x;
-        sums[4 * i + 1] += left[i].y;
-        sums[4 * i + 2] += left[i].z;
-        sums[4 * i + 3] += left[i].w;
+        for (int i = 0; i < kAtOnce; ++i)
+          left[i] = load_from_second_level(from + (first + i) * S::kMultipliers);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          float* to = sums + 4 * (first + i);
+          to[0] += left[i].x;
+          to[1] += left[i].y;
+          to[2] += left[i].z;
+          to[3] += left[i].w;
+        }
       }
     }
   }
@@ -190,20 +197,21 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 // with_stages_of_division(shape, division, run): calls run(T(), Stages()).
 template <typename Run>
 cudaError_t with_stages_of_division(const MatmulShape& shape, const StreamedDivision& division, Run&& run) {
-  if (division.pairs) return with_stages<2, 2>(shape, run);
+  if (division.sharing == 4) return with_stages<2, 4>(shape, run);
+  if (division.sharing == 2) return with_stages<2, 2>(shape, run);
   return division.wide ? with_stages<2>(shape, run) : with_stages<1>(shape, run);
 }
 
-// Strips side by side, or pairs of them.
+// Strips side by side, or as many of them as share x.
 template <typename S>
 int64_t strip_count(const MatmulShape& shape) {
   return ceil_div(strips_of<S>(shape), S::kSharing);
 }
-// Ranges: as many as blocks that run at the same time, or pairs of them; 0 where strips cannot be dealt out
-// to those as they are to be.
+// Ranges: as many as `clusters` of blocks that run at the same time; 0 where strips cannot be dealt out to
+// those as they are to be.
 template <typename S>
-int64_t range_count(const HopperDevice& device, const MatmulShape& shape, StreamedDivision::Form form) {
-  const int64_t most = device.processors * S::kBlocks / S::kSharing;
+int64_t range_count(int clusters, const MatmulShape& shape, StreamedDivision::Form form) {
+  const int64_t most = int64_t{clusters} * S::kBlocks;
   const int64_t strips = strip_count<S>(shape);
   if (form == StreamedDivision::Form::kEven) return std::min(most, strips * steps_of<S>(shape));
   const int64_t strips_of_range = ceil_div(strips, most);
@@ -213,18 +221,20 @@ int64_t range_count(const HopperDevice& device, const MatmulShape& shape, Stream
 }  // namespace
 
 bool takes_even_strips(const HopperDevice& device,
+                       int clusters,
                        const MatmulShape& shape,
                        const StreamedDivision& division) {
-  if (device.processors > StreamMemory::kMostProcessors) return false;
+  if (device.processors > StreamMemory::kMostProcessors || clusters == 0) return false;
   int64_t ranges = 0;
   (void)with_stages_of_division(shape, division, [&](auto, auto stages) {
-    ranges = range_count<decltype(stages)>(device, shape, division.form);
+    ranges = range_count<decltype(stages)>(clusters, shape, division.form);
     return cudaSuccess;
   });
   return ranges > 0;
 }
 
 cudaError_t launch_even_linear(const HopperDevice& device,
+                               int clusters,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
                                const StreamedDivision& division,
@@ -234,7 +244,7 @@ cudaError_t launch_even_linear(const HopperDevice& device,
   return with_stages_of_division(shape, division, [&](auto type, auto stages) {
     using T = decltype(type);
     using S = decltype(stages);
-    const int64_t ranges = range_count<S>(device, shape, division.form);
+    const int64_t ranges = range_count<S>(clusters, shape, division.form);
     return launch_streamed<T>(even_linear<T, S>,
                               stages,
                               call,

@@ -12,12 +12,14 @@
 
 namespace llm_dist::kernels {
 
-// Of what StreamedLinear takes; of `division` any form but kParts. `takes`: whether strips can be dealt out
-// so.
+// Of what StreamedLinear takes; of `division` any form but kParts. `clusters`: how many of the blocks that
+// share x run at the same time. `takes`: whether strips can be dealt out so.
 bool takes_even_strips(const HopperDevice& device,
+                       int clusters,
                        const MatmulShape& shape,
                        const StreamedDivision& division);
 cudaError_t launch_even_linear(const HopperDevice& device,
+                               int clusters,
                                const MatmulShape& shape,
                                const MatmulOperands& operands,
                                const StreamedDivision& division,

@@ -133,7 +133,8 @@ std::vector<Matmul::Candidate> Matmul::streamed_candidates(const MatmulShape& sh
 bool Matmul::takes_prompt(const MatmulShape& shape) const {
   const bool takes = shape.gated ? prompts_.takes_gated(shape) : prompts_.takes_plain(shape);
   if (kernels_ == LinearKernels::kLibrary || !has_codes(shape) || !takes) return false;
-  if (are_ours(kernels_)) return true;
+  // A division is wanted of the kernels for few rows.
+  if (are_ours(kernels_)) return kernels_ == LinearKernels::kOwn || !takes_streamed(shape);
   return shape.m >= kPromptRows && (shape.gated || shape.m % PromptLinear::kClusterRows == 0);
 }
 

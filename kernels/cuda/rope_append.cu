@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kVectorThreads) rope_append_vectors(Rotation r
   load_vec<kVecWidth>(x, a);
   load_vec<kVecWidth>(x + half, b);
   if (!rotates) {
-    Kv* to = static_cast<Kv*>(rotation.v_cache) +
-             rotation.cache_offset(slot, kv_head - rotation.num_kv_heads) + i;
+    Kv* to =
+        static_cast<Kv*>(rotation.v_cache) + rotation.cache_offset(slot, kv_head - rotation.num_kv_heads) + i;
     store_vec<kVecWidth>(a, to);
     store_vec<kVecWidth>(b, to + half);
     return;

@@ -1,5 +1,5 @@
-// Rotation: a rope_append as kernels take it (kernels/rope_append.h), whichever of them does the work: its own
-// (rope_append.cu), or that of the product in front (fused_row.cu).
+// Rotation: a rope_append as kernels take it (kernels/rope_append.h), whichever of them does the work: its
+// own (rope_append.cu), or that of the product in front (fused_row.cu).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -8,8 +8,8 @@ namespace llm_dist::kernels {
 struct StreamMemory {
   // GH100 has so many; no GPU made of it uses all.
   static constexpr int kMostProcessors = 144;
-  // Of a processor: of a wide strip and 128 rows of x.
-  static constexpr int64_t kSumBytes = int64_t{kMostProcessors} * 128 * 128 * sizeof(float);
+  // Of a processor: of a wide strip and 256 rows of x.
+  static constexpr int64_t kSumBytes = int64_t{kMostProcessors} * 128 * 256 * sizeof(float);
   // Of a processor: of two blocks of four warps, or one of eight.
   static constexpr int64_t kFlagBytes = int64_t{kMostProcessors} * 8 * sizeof(uint32_t);
   // Where W is in f8_e4m3: three parts of 32 rows of x, or 128 rows.

@@ -19,21 +19,21 @@ struct StreamedDivision {
   // Strips of 128 rows of W, not 64: x comes from L2 half as often. Always for more than 64 rows of x, except
   // that parts may be narrow; never for fewer in parts.
   bool wide = false;
-  // Of wide strips, for more than 64 rows of x alone: two blocks at the same columns of neighbouring strips,
-  // in a cluster, bring each other half of x.
-  bool pairs = false;
+  // Blocks of a cluster that are at the same columns of neighbouring strips and bring each other their share
+  // of x: 1, or, of wide strips and for more than 64 rows of x alone, 2 or, not in parts, 4.
+  int sharing = 1;
   int parts = 1;
 
   // A number that stands for it, for files.
   constexpr uint64_t code() const {
-    return static_cast<uint64_t>(form) | uint64_t{wide} << 2 | uint64_t{pairs} << 3 |
-           static_cast<uint64_t>(parts) << 4;
+    return static_cast<uint64_t>(form) | uint64_t{wide} << 2 | static_cast<uint64_t>(sharing) << 4 |
+           static_cast<uint64_t>(parts) << 8;
   }
   static constexpr StreamedDivision of_code(uint64_t code) {
     return {.form = static_cast<Form>(code & 3),
             .wide = (code & 4) != 0,
-            .pairs = (code & 8) != 0,
-            .parts = static_cast<int>(code >> 4 & 0xff)};
+            .sharing = static_cast<int>(code >> 4 & 0xf),
+            .parts = static_cast<int>(code >> 8 & 0xff)};
   }
   bool operator==(const StreamedDivision&) const = default;
 };

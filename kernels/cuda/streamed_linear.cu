@@ -20,7 +20,8 @@ namespace {
 using namespace streamed;
 
 constexpr int kMostParts = StreamedDivision::kMostParts;
-constexpr int64_t kMostRows = 128;
+constexpr int64_t kMostRows = 256;
+constexpr int64_t kMostRowsByCodes = 128;  // where W is in f8_e4m3
 // Of a part, where there is a choice: fewer would pay less than what its sums cost.
 constexpr int64_t kLeastColumns = 1024;
 constexpr int64_t kLeastColumnsOfMany = 256;
@@ -218,8 +219,9 @@ cudaError_t with_stages_of_parts(const MatmulShape& shape, const StreamedDivisio
   if (shape.m <= kMostRowsOfNarrow) return with_stages(shape, run);
   return with_parts(shape, [&](auto type, auto parts) {
     if (!strips.wide) return with_stages_of_many<1, 1, true>(type, parts, shape.m, run);
-    return strips.pairs ? with_stages_of_many<2, 2, true>(type, parts, shape.m, run)
-                        : with_stages_of_many<2, 1, true>(type, parts, shape.m, run);
+    if (strips.sharing == 2) return with_stages_of_many<2, 2, true>(type, parts, shape.m, run);
+    return strips.sharing == 1 ? with_stages_of_many<2, 1, true>(type, parts, shape.m, run)
+                               : cudaErrorInvalidValue;
   });
 }
 
@@ -270,12 +272,13 @@ std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels ke
   switch (kernels) {
     case LinearKernels::kEven: return StreamedDivision{.form = kEven};
     case LinearKernels::kEvenWide: return StreamedDivision{.form = kEven, .wide = true};
-    case LinearKernels::kEvenPairs: return StreamedDivision{.form = kEven, .wide = true, .pairs = true};
-    case LinearKernels::kWholePairs: return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
+    case LinearKernels::kEvenPairs: return StreamedDivision{.form = kEven, .wide = true, .sharing = 2};
+    case LinearKernels::kEvenQuads: return StreamedDivision{.form = kEven, .wide = true, .sharing = 4};
+    case LinearKernels::kWholePairs: return StreamedDivision{.form = kWhole, .wide = true, .sharing = 2};
     case LinearKernels::kThreeParts: return StreamedDivision{.wide = true, .parts = 3};
-    case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 2};
-    case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 3};
-    case LinearKernels::kPairsOfFourParts: return StreamedDivision{.wide = true, .pairs = true, .parts = 4};
+    case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .sharing = 2, .parts = 2};
+    case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .sharing = 2, .parts = 3};
+    case LinearKernels::kPairsOfFourParts: return StreamedDivision{.wide = true, .sharing = 2, .parts = 4};
     case LinearKernels::kNarrowStrips: return StreamedDivision{};
     case LinearKernels::kTwoNarrowParts: return StreamedDivision{.parts = 2};
     case LinearKernels::kThreeNarrowParts: return StreamedDivision{.parts = 3};
@@ -290,7 +293,7 @@ cudaError_t StreamedLinear::launch(const MatmulShape& shape,
                                    const StreamMemory& memory,
                                    cudaStream_t stream) const {
   if (division.form != StreamedDivision::Form::kParts)
-    return launch_even_linear(device_, shape, operands, division, memory, stream);
+    return launch_even_linear(device_, clusters_of(division), shape, operands, division, memory, stream);
   const StreamCall call{device_.encoder, shape, operands, memory, stream};
   return with_stages_of_parts(shape, division, [&](auto type, auto stages) {
     using T = decltype(type);
@@ -318,13 +321,14 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
       (shape.out == DType::kF32 ? !shape.gated
                                 : shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0);
   return device_.supported && short_floats && aligned && whole_groups && tiles && shape.m >= 1 &&
-         shape.m <= kMostRows;
+         shape.m <= (shape.f8_weight ? kMostRowsByCodes : kMostRows);
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& division) const {
   const bool many = shape.m > kMostRowsOfNarrow;
-  const auto& [form, wide, pairs, parts] = division;
-  if (pairs && !(many && wide)) return false;
+  const auto& [form, wide, sharing, parts] = division;
+  const bool shares = sharing == 2 || sharing == 4;
+  if (sharing != 1 && !(shares && many && wide)) return false;
   switch (form) {
     case StreamedDivision::Form::kParts: {
       const Cut cut = cut_of(shape, division);
@@ -332,17 +336,17 @@ bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& d
     }
     case StreamedDivision::Form::kEven:
     case StreamedDivision::Form::kWhole:
-      return (wide || !many) && parts == 1 && takes_even_strips(device_, shape, division);
+      return (wide || !many) && parts == 1 &&
+             takes_even_strips(device_, clusters_of(division), shape, division);
   }
   return false;  // of a file that was damaged
 }
 
 int StreamedLinear::most_parts(const MatmulShape& shape, const StreamedDivision& strips) const {
   const Cut cut = cut_of(shape, strips);
-  const int sharing = strips.pairs ? 2 : 1;
   const int64_t least_columns = shape.m > kMostRowsOfNarrow ? kLeastColumnsOfMany : kLeastColumns;
   auto fits = [&](int parts) {
-    return cut.strips <= clusters_[static_cast<size_t>(parts * sharing - 1)] * cut.blocks &&
+    return cut.strips <= clusters_[static_cast<size_t>(parts * strips.sharing - 1)] * cut.blocks &&
            parts <= cut.steps && shape.k >= parts * least_columns;
   };
   int parts = cut.most_parts;
@@ -358,11 +362,14 @@ std::vector<StreamedDivision> StreamedLinear::divisions(const MatmulShape& shape
       found.push_back(division);
   };
   if (shape.m > kMostRowsOfNarrow) {
-    for (bool pairs : {false, true}) {
-      const int parts = most_parts(shape, {.wide = true, .pairs = pairs});
-      add({.form = parts > 1 ? kParts : kWhole, .wide = true, .pairs = pairs, .parts = std::max(1, parts)});
+    for (int sharing : {1, 2, 4}) {
+      const int parts = most_parts(shape, {.wide = true, .sharing = sharing});
+      add({.form = parts > 1 ? kParts : kWhole,
+           .wide = true,
+           .sharing = sharing,
+           .parts = std::max(1, parts)});
     }
-    for (bool pairs : {false, true}) add({.form = kEven, .wide = true, .pairs = pairs});
+    for (int sharing : {1, 2, 4}) add({.form = kEven, .wide = true, .sharing = sharing});
     if (const int parts = most_parts(shape, {}); parts > 0) add({.parts = parts});
     return found;
   }

@@ -1,4 +1,4 @@
-// y = x · Wᵀ (+ bias), gated or not, for up to 128 rows of x, at the speed at which W is read. Needs compute
+// y = x · Wᵀ (+ bias), gated or not, for up to 256 rows of x, at the speed at which W is read. Needs compute
 // capability 9.0.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace llm_dist::kernels {
 class StreamedLinear {
  public:
   // Goes up when the kernel changes or how it is compared: older choices are forgotten.
-  static constexpr int kVersion = 17;
+  static constexpr int kVersion = 18;
 
   explicit StreamedLinear(const HopperDevice& device);
 
@@ -43,6 +43,11 @@ class StreamedLinear {
   int most_parts(const MatmulShape& shape, const StreamedDivision& strips) const;
 
   HopperDevice device_;
+  // Of the blocks that share x.
+  int clusters_of(const StreamedDivision& division) const {
+    return division.sharing == 1 ? device_.processors : clusters_[static_cast<size_t>(division.sharing - 1)];
+  }
+
   // How many clusters of 1, 2, .. blocks run at the same time.
   std::array<int, StreamedDivision::kMostParts> clusters_{};
 };

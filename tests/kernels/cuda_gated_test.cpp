@@ -73,7 +73,7 @@ class CudaGated : public CudaLinearTest {
     const bool f8 = weight.scheme == WeightScheme::kF8E4M3;
     const bool ours = kernels != LinearKernels::kFastest && kernels != LinearKernels::kLibrary;
     return ours && !(test.m == 1 && kernels == LinearKernels::kOwn) && test.dtype != DType::kF32 &&
-           test.m >= 1 && test.m <= 128 && test.n % 8 == 0 && test.k % (f8 ? 16 : 8) == 0;
+           test.m >= 1 && test.m <= (f8 ? 128 : 256) && test.n % 8 == 0 && test.k % (f8 ? 16 : 8) == 0;
   }
   template <typename WeightOf>
   void check(const Case& test, WeightOf&& weight_of, Rounds rounds, double tolerance, States states) {
@@ -124,10 +124,11 @@ class CudaGated : public CudaLinearTest {
 
 // {rows, columns of the result, features}
 constexpr std::array<int64_t, 3> kShapes[] = {
-    {0, 64, 64},    {1, 1536, 576},   {1, 3584, 4096},  {1, 20, 27},       {1, 9001, 40},   {2, 24, 40},
-    {5, 13, 1000},  {7, 1536, 576},   {8, 7168, 1024},  {16, 512, 8192},   {17, 8, 8200},   {31, 40, 2048},
-    {32, 72, 1000}, {33, 3584, 1024}, {64, 1000, 4096}, {65, 1536, 576},   {72, 40, 2048},  {88, 200, 832},
-    {96, 264, 512}, {97, 72, 1032},   {100, 40, 2048},  {128, 3584, 1024}, {300, 128, 1536}};
+    {0, 64, 64},     {1, 1536, 576},   {1, 3584, 4096},  {1, 20, 27},       {1, 9001, 40},   {2, 24, 40},
+    {5, 13, 1000},   {7, 1536, 576},   {8, 7168, 1024},  {16, 512, 8192},   {17, 8, 8200},   {31, 40, 2048},
+    {32, 72, 1000},  {33, 3584, 1024}, {64, 1000, 4096}, {65, 1536, 576},   {72, 40, 2048},  {88, 200, 832},
+    {96, 264, 512},  {97, 72, 1032},   {100, 40, 2048},  {128, 3584, 1024}, {129, 72, 1032}, {192, 1536, 576},
+    {200, 40, 2048}, {255, 264, 512},  {300, 128, 1536}};
 
 TEST_F(CudaGated, AsOnTheCpu) {
   std::vector<LinearKernels> all = kOwnKernels;
@@ -146,7 +147,7 @@ TEST_F(CudaGated, AsOnTheCpu) {
 TEST_F(CudaGated, OfFewRowsApart) {
   auto states = states_of(kOwnKernels);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    for (int64_t m : {33, 64, 65, 96, 100, 128}) {
+    for (int64_t m : {33, 64, 65, 96, 100, 128, 130, 250}) {
       for (int64_t n : {72, 200})
         check_dense({.dtype = dtype, .bias = n == 72, .m = m, .n = n, .k = 328, .gap = 8}, states);
     }

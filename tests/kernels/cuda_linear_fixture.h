@@ -15,6 +15,7 @@ inline const std::vector<LinearKernels> kOwnKernels = {LinearKernels::kOwn,
                                                        LinearKernels::kEven,
                                                        LinearKernels::kEvenWide,
                                                        LinearKernels::kEvenPairs,
+                                                       LinearKernels::kEvenQuads,
                                                        LinearKernels::kWholePairs,
                                                        LinearKernels::kThreeParts,
                                                        LinearKernels::kPairsOfParts,
@@ -131,12 +132,13 @@ class CudaLinearTest : public CudaOpTest {
     constexpr int64_t kLeastPairs = 39;     // of processors, on the smallest GPU that these kernels run on
     const int64_t step = f8 ? 128 : 64;     // columns of a wide strip
     const bool many = m > 64;
+    const bool cuts = many && m <= 128;  // a strip's columns in parts
     auto in_pairs = [&](int parts) -> std::optional<StreamedDivision> {
-      if (!many || k <= (parts - 1) * step) return std::nullopt;
-      return StreamedDivision{.wide = true, .pairs = true, .parts = parts};
+      if (!cuts || k <= (parts - 1) * step) return std::nullopt;
+      return StreamedDivision{.wide = true, .sharing = 2, .parts = parts};
     };
     auto narrow = [&](int parts) -> std::optional<StreamedDivision> {
-      if (!many || k <= (parts - 1) * 2 * step) return std::nullopt;
+      if (!cuts || k <= (parts - 1) * 2 * step) return std::nullopt;
       return StreamedDivision{.parts = parts};
     };
     switch (kernels) {
@@ -146,12 +148,15 @@ class CudaLinearTest : public CudaOpTest {
       case LinearKernels::kEvenWide: return StreamedDivision{.form = kEven, .wide = true};
       case LinearKernels::kEvenPairs:
         if (!many) return std::nullopt;
-        return StreamedDivision{.form = kEven, .wide = true, .pairs = true};
+        return StreamedDivision{.form = kEven, .wide = true, .sharing = 2};
+      case LinearKernels::kEvenQuads:
+        if (!many) return std::nullopt;
+        return StreamedDivision{.form = kEven, .wide = true, .sharing = 4};
       case LinearKernels::kWholePairs:
         if (!many || n > kLeastPairs * kPairRows) return std::nullopt;
-        return StreamedDivision{.form = kWhole, .wide = true, .pairs = true};
+        return StreamedDivision{.form = kWhole, .wide = true, .sharing = 2};
       case LinearKernels::kThreeParts:
-        if (!many || k <= 2 * step) return std::nullopt;
+        if (!cuts || k <= 2 * step) return std::nullopt;
         return StreamedDivision{.wide = true, .parts = 3};
       case LinearKernels::kPairsOfParts: return in_pairs(2);
       case LinearKernels::kPairsOfThreeParts: return in_pairs(3);
@@ -169,10 +174,10 @@ class CudaLinearTest : public CudaOpTest {
     if (!is_hopper()) return;
     ASSERT_TRUE(seen) << "another kernel ran";
     auto text = [](const StreamedDivision& division) {
-      return format("form {}, wide {}, pairs {}, {} parts",
+      return format("form {}, wide {}, {} that share, {} parts",
                     static_cast<int>(division.form),
                     division.wide,
-                    division.pairs,
+                    division.sharing,
                     division.parts);
     };
     if (wanted) {

@@ -57,7 +57,7 @@ TEST_F(CudaLinear, OfFewRowsByOurKernels) {
 TEST_F(CudaLinear, OtherShapesOfFewRowsAreLeftToTheLibrary) {
   use_state(LinearKernels::kOwn);
   for (auto [m, n, k] :
-       {std::array<int64_t, 3>{33, 130, 8}, {64, 62, 1000}, {128, 2, 1032}, {129, 136, 72}, {17, 136, 20}}) {
+       {std::array<int64_t, 3>{33, 130, 8}, {64, 62, 1000}, {128, 2, 1032}, {257, 136, 72}, {17, 136, 20}}) {
     check_linear(DType::kBF16, false, m, n, k);
     EXPECT_FALSE(module_->take_last_division(*gpu_state_)) << m << " rows by [" << n << ", " << k << "]";
   }
@@ -74,7 +74,7 @@ TEST_F(CudaLinear, OfMoreRowsBySeveralWholeStripsABlock) {
   expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true});
   use_state(LinearKernels::kWholePairs);
   check_linear(DType::kF16, false, 128, 18432, 200);
-  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true, .pairs = true});
+  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true, .sharing = 2});
 }
 
 // Of strips of 64 rows of W and their steps of 128 columns, or of wide strips, 128 rows and 64 columns: less
@@ -126,6 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Of,
                          testing::Values(LinearKernels::kOwn,
                                          LinearKernels::kEvenWide,
                                          LinearKernels::kEvenPairs,
+                                         LinearKernels::kEvenQuads,
                                          LinearKernels::kWholePairs,
                                          LinearKernels::kThreeParts,
                                          LinearKernels::kPairsOfParts,
@@ -167,6 +168,36 @@ TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
     check_streamed(dtype, false, 96, 30000, 136);
     check_streamed(dtype, true, 88, 17000, 576);
     check_streamed(dtype, true, 128, 17000, 576);
+  }
+}
+
+// Up to 192 rows and beyond: strips whole and in ranges, which several blocks share or which are several to a
+// block, alone and in pairs. What other kernels are wanted for has none of them.
+using CudaLinearOfMostRows = CudaLinearEven;
+
+INSTANTIATE_TEST_SUITE_P(Of,
+                         CudaLinearOfMostRows,
+                         testing::Values(LinearKernels::kEvenWide,
+                                         LinearKernels::kEvenPairs,
+                                         LinearKernels::kEvenQuads,
+                                         LinearKernels::kWholePairs,
+                                         LinearKernels::kThreeParts));
+
+TEST_P(CudaLinearOfMostRows, AsOnTheCpu) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int64_t m : {129, 192, 193, 256}) {
+      const bool wide = m == 192;
+      for (int64_t n : {8, 72, 136}) check_streamed(dtype, wide, m, n, 1032);
+      check_streamed(dtype, !wide, m, 62, 1000);
+      check_streamed(dtype, wide, m, 2, 16376);
+      check_streamed(dtype, !wide, m, 520, 8200);
+      check_streamed(dtype, wide, m, 1000, 40);
+      check_streamed(dtype, wide, m, 1536, 4096);
+      check_odd(dtype, true, m, 385, 72);
+      for (bool floats : {false, true}) check_apart(dtype, floats, m, 200, 1032);
+    }
+    check_streamed(dtype, false, 200, 30000, 136);
+    check_streamed(dtype, true, 160, 17000, 576);
   }
 }
 
@@ -237,7 +268,7 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
       EXPECT_EQ(download(narrow), expected) << m << " rows, replayed";
     }
   };
-  for (int64_t m : {1, 4, 17, 40, 96, 100}) {
+  for (int64_t m : {1, 4, 17, 40, 96, 100, 192, 250}) {
     const Twin up = random_twin(DType::kBF16, {kWide, kNarrow}, 1 / std::sqrt(double{kNarrow}));
     const Twin down = random_twin(DType::kBF16, {kNarrow, kWide}, 1 / std::sqrt(double{kWide}));
     check(m, dense_weight(up, gpu), dense_weight(down, gpu));

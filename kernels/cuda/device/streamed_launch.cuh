@@ -31,15 +31,19 @@ cudaError_t with_parts(const MatmulShape& shape, Run&& run) {
 
 // with_stages_of_many<..>(T, parts, rows, run): calls run(T, Stages()) with what more than 64 rows take. What
 // is brought of x, multiplied and passed on is as much as there is room for, whatever rows x has: so there
-// are two sizes.
+// are several sizes. More than 128 rows are multiplied by wide strips of 16 bits in one piece alone: the sums
+// of parts would leave no room for stages, those of codes no registers.
 template <int kWarpgroups, int kSharing, bool kDivided, typename T, int kParts, typename Run>
 cudaError_t with_stages_of_many(T type, std::integral_constant<int, kParts>, int64_t rows, Run&& run) {
   if constexpr (kParts <= 1) {
     if (rows <= 96) return run(type, Stages<kParts, 96, kWarpgroups, kSharing, kDivided>());
-    return run(type, Stages<kParts, 128, kWarpgroups, kSharing, kDivided>());
-  } else {
-    return cudaErrorInvalidValue;
+    if (rows <= 128) return run(type, Stages<kParts, 128, kWarpgroups, kSharing, kDivided>());
   }
+  if constexpr (kParts == 0 && kWarpgroups == 2 && !kDivided) {
+    if (rows <= 192) return run(type, Stages<kParts, 192, kWarpgroups, kSharing, kDivided>());
+    if (rows <= 256) return run(type, Stages<kParts, 256, kWarpgroups, kSharing, kDivided>());
+  }
+  return cudaErrorInvalidValue;
 }
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
