@@ -11,6 +11,30 @@ class P2pHandedRows : public testing::TestWithParam<int> {
     if (ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
     run_with(GetParam(), kSharedWays, body);
   }
+  // Of the rank that leaves, the norm has come, and no product. Every rank has done `calls` before that: with
+  // one of them half of the columns come with the norm, which is done when the products wait for the others.
+  void expect_abort_to_end_products(Between between, int calls) const {
+    run([between, calls](World& world, Site& site) {
+      auto body = [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
+        twin.restart();
+        for (int i = 0; i < calls; ++i) twin.shared(0, true);
+        ASSERT_TRUE(group.synchronize().ok());
+        auto issue = [&] {
+          for (int i = 0; i < 64; ++i) twin.shared(0, true);
+        };
+        auto issue_more = [&] { twin.shared(0, true); };
+        const bool waiting = group.rank() != group.size() - 1;
+        expect_abort_to_end(
+            world,
+            group,
+            {.waiting = waiting, .issue = issue, .issue_more = issue_more, .issue_before_leaving = [&] {
+               twin.norm_shares(0, true);
+             }});
+        EXPECT_EQ(twin.num_of_codes() > 0, waiting && between == Between::kCodesAndProduct);
+      };
+      with_twin<SharesTwin, BFloat16>(world, site, body, std::vector<ShareShape>{{512, 2048}}, between);
+    });
+  }
 };
 
 // Between calls that hand all rows out themselves, of the same shapes and of others; now one rank comes late
@@ -78,26 +102,14 @@ TEST_P(P2pHandedRows, GraphsReplayProductsThatHandRows) {
   });
 }
 
-// Of the rank that leaves, the norm has come, and no product.
 TEST_P(P2pHandedRows, AnAbortEndsProductsThatWaitForRows) {
-  run([](World& world, Site& site) {
-    auto body = [&](SharesTwin<BFloat16>& twin, GroupUnderTest& group) {
-      twin.restart();
-      auto issue = [&] {
-        for (int i = 0; i < 64; ++i) twin.shared(0, true);
-      };
-      auto issue_more = [&] { twin.shared(0, true); };
-      const bool waiting = group.rank() != group.size() - 1;
-      expect_abort_to_end(
-          world,
-          group,
-          {.waiting = waiting, .issue = issue, .issue_more = issue_more, .issue_before_leaving = [&] {
-             twin.norm_shares(0, true);
-           }});
-    };
-    const std::vector<ShareShape> shapes = {{512, 2048}};
-    with_twin<SharesTwin, BFloat16>(world, site, body, shapes, Between::kTwoProducts);
-  });
+  expect_abort_to_end_products(Between::kTwoProducts, 0);
+}
+TEST_P(P2pHandedRows, AnAbortEndsProductsThatWaitForColumns) {
+  expect_abort_to_end_products(Between::kTwoProducts, 1);
+}
+TEST_P(P2pHandedRows, AnAbortEndsProductsThatWaitForCodes) {
+  expect_abort_to_end_products(Between::kCodesAndProduct, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, P2pHandedRows, testing::Values(2, 3, 4, 5, 8), [](const auto& instance) {
