@@ -14,11 +14,11 @@ namespace llm_dist::kernels {
 // Which kernels multiply rows by a matrix, where a device has both a library's and ours. From kEven on: ours,
 // and of those one way to divide the work between blocks, wherever it can be had. kEven: all blocks have the
 // same work; kEvenWide: with more rows of the matrix at a time; kEvenPairs: besides, two blocks bring each
-// other rows; kEvenQuads: four do; kWholePairs: such pairs have rows of the matrix to themselves;
-// kThreeParts: three blocks share rows of the matrix; kPairsOfParts: two do, and bring rows to the two beside
-// them; kPairsOfThreeParts and kPairsOfFourParts: so many do; kNarrowStrips: each block has half as many rows
-// of the matrix to itself; kTwoNarrowParts, kThreeNarrowParts and kFourNarrowParts: so many blocks share
-// those.
+// other rows; kEvenQuads: four do; kWholePairs and kWholeQuads: so many have rows of the matrix to
+// themselves; kThreeParts: three blocks share rows of the matrix; kPairsOfParts: two do, and bring rows to
+// the two beside them; kPairsOfThreeParts and kPairsOfFourParts: so many do; kNarrowStrips: each block has
+// half as many rows of the matrix to itself; kTwoNarrowParts, kThreeNarrowParts and kFourNarrowParts: so many
+// blocks share those.
 enum class LinearKernels : uint8_t {
   kFastest,
   kLibrary,
@@ -28,6 +28,7 @@ enum class LinearKernels : uint8_t {
   kEvenPairs,
   kEvenQuads,
   kWholePairs,
+  kWholeQuads,
   kThreeParts,
   kPairsOfParts,
   kPairsOfThreeParts,

@@ -275,6 +275,7 @@ std::optional<StreamedDivision> StreamedLinear::wanted_division(LinearKernels ke
     case LinearKernels::kEvenPairs: return StreamedDivision{.form = kEven, .wide = true, .sharing = 2};
     case LinearKernels::kEvenQuads: return StreamedDivision{.form = kEven, .wide = true, .sharing = 4};
     case LinearKernels::kWholePairs: return StreamedDivision{.form = kWhole, .wide = true, .sharing = 2};
+    case LinearKernels::kWholeQuads: return StreamedDivision{.form = kWhole, .wide = true, .sharing = 4};
     case LinearKernels::kThreeParts: return StreamedDivision{.wide = true, .parts = 3};
     case LinearKernels::kPairsOfParts: return StreamedDivision{.wide = true, .sharing = 2, .parts = 2};
     case LinearKernels::kPairsOfThreeParts: return StreamedDivision{.wide = true, .sharing = 2, .parts = 3};

@@ -37,17 +37,17 @@ class StreamedLinear {
                      cudaStream_t stream) const;
 
  private:
-  // Of a strip, wide or not, or of two that share x: as many as run at the same time, with columns enough for
-  // each; 0 where not even whole ones do. Of two blocks a processor, where x is in parts, an estimate: twice
-  // as many clusters as of one.
+  // Of a strip, wide or not, or of those that share x: as many as run at the same time, with columns enough
+  // for each; 0 where not even whole ones do. Of two blocks a processor, where x is in parts, an estimate:
+  // twice as many clusters as of one.
   int most_parts(const MatmulShape& shape, const StreamedDivision& strips) const;
 
-  HopperDevice device_;
-  // Of the blocks that share x.
+  // Of the blocks that share x: as many as run at the same time.
   int clusters_of(const StreamedDivision& division) const {
     return division.sharing == 1 ? device_.processors : clusters_[static_cast<size_t>(division.sharing - 1)];
   }
 
+  HopperDevice device_;
   // How many clusters of 1, 2, .. blocks run at the same time.
   std::array<int, StreamedDivision::kMostParts> clusters_{};
 };

@@ -1,8 +1,8 @@
 // What an all-reduce of bf16 takes in a graph, over NCCL and each way over peer memory, and what it takes
 // with the norm behind it: apart, in one kernel, and in one kernel where ranks share the residual stream; and
 // what exchanges of parts and messages take. The tables from which the limits in comm/p2p/peer_limits.cpp
-// come. And what a product of many rows takes that stores them at the ranks. A thread for each GPU:
-// comm_p2p_bench [RANKS [ways|norms|shares|products|parts|messages]]
+// come. And what a product of many rows takes that stores them at the ranks, or hands them. A thread for each
+// GPU: comm_p2p_bench [RANKS [ways|norms|shares|products|handed|parts|messages]]
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -186,6 +186,23 @@ void compare_shares(const kernels::CudaModule& module,
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
 
+// `count` elements of bf16: what is multiplied takes power as weights do.
+device::Buffer random_values(Bench& bench, int64_t count, int seed) {
+  constexpr int64_t kValues = 1 << 20;
+  device::Buffer values = bench.backend.allocate(2 * count, device::MemoryKind::kDevice).value();
+  const device::Buffer random = bench.backend.allocate(2 * kValues, device::MemoryKind::kPinned).value();
+  std::mt19937 generator(static_cast<unsigned>(seed));
+  std::normal_distribution<float> normal(0, 0.02f);
+  for (int64_t i = 0; i < kValues; ++i)
+    reinterpret_cast<BFloat16*>(random.data())[i] = from_float<BFloat16>(normal(generator));
+  for (int64_t at = 0; at < count; at += kValues) {
+    const int64_t some = std::min(kValues, count - at);
+    bench.stream.copy(values.view(DType::kBF16, {some}, 2 * at), random.view(DType::kBF16, {some}));
+  }
+  must(bench.stream.synchronize(Deadline::after_seconds(kSeconds)));
+  return values;
+}
+
 // A row-parallel product of an 8B's layers: as one, whose kernel is the library's first guess; in shares that
 // all stay at home, and that go to the ranks; and with the norm of shares behind it.
 void compare_products(const kernels::CudaModule& module,
@@ -194,7 +211,6 @@ void compare_products(const kernels::CudaModule& module,
                       int64_t features,
                       bool prints) {
   constexpr int64_t kHidden = 4096;
-  constexpr int64_t kRandomValues = 1 << 20;
   const auto size = static_cast<int>(ranks.size());
   const int rank = bench.world.rank_info().rank;
   const int64_t k = features / size;
@@ -205,23 +221,10 @@ void compare_products(const kernels::CudaModule& module,
   auto group = make_p2p_communicator(bench.world, ranks, "products", rank).value();
   auto& reducer = dynamic_cast<NormReducer&>(*group);
   reducer.hand_terms();
-  auto allocate = [&](int64_t count) {
-    return bench.backend.allocate(count * 2, device::MemoryKind::kDevice).value();
-  };
   const int64_t values = kMostSharedRows * k + kHidden * k;
-  const device::Buffer inputs = allocate(values);
-  const device::Buffer outputs = allocate(2 * kMostSharedRows * kHidden);
-  // What is multiplied takes power as weights do.
-  const device::Buffer random =
-      bench.backend.allocate(kRandomValues * 2, device::MemoryKind::kPinned).value();
-  std::mt19937 generator(static_cast<unsigned>(rank));
-  std::normal_distribution<float> normal(0, 0.02f);
-  for (int64_t i = 0; i < kRandomValues; ++i)
-    reinterpret_cast<BFloat16*>(random.data())[i] = from_float<BFloat16>(normal(generator));
-  for (int64_t at = 0; at < values; at += kRandomValues) {
-    const int64_t count = std::min(kRandomValues, values - at);
-    bench.stream.copy(inputs.view(DType::kBF16, {count}, 2 * at), random.view(DType::kBF16, {count}));
-  }
+  const device::Buffer inputs = random_values(bench, values, rank);
+  const device::Buffer outputs =
+      bench.backend.allocate(4 * kMostSharedRows * kHidden, device::MemoryKind::kDevice).value();
   Weight weight{.scheme = WeightScheme::kBF16, .n = kHidden, .k = k};
   weight.parts[0] = inputs.view(DType::kU8, {kHidden, k * 2}, kMostSharedRows * k * 2);
   const Tensor norm_weight = inputs.view(DType::kBF16, {kHidden});
@@ -259,6 +262,91 @@ void compare_products(const kernels::CudaModule& module,
                                           .weight = norm_weight,
                                           .out = reducer.shared_out(rows, kHidden, DType::kBF16)},
                                          bench.stream);
+        })};
+    if (prints) std::printf("%10lld", static_cast<long long>(rows));
+    for (double time : times)
+      if (prints) std::printf(" %10.2f", time);
+    if (prints) std::printf("\n");
+  }
+  must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
+}
+
+// A column-parallel product of an 8B's layers and the norm of shares in front of it, whose rows cross the
+// link: alone, with all rows there; behind a norm that stores its rows at all ranks; and handing rows that
+// the norm has kept, or half of their columns. Beside it what their way alone takes: gathered by a kernel,
+// and copied to the ranks one after the other by what the device has for that.
+void compare_handed(const kernels::CudaModule& module,
+                    Bench& bench,
+                    std::span<const int> ranks,
+                    int64_t all_columns,
+                    bool prints) {
+  constexpr int64_t kHidden = 4096;
+  constexpr int64_t kRowBytes = 2 * kHidden;
+  const auto size = static_cast<int>(ranks.size());
+  const int rank = bench.world.rank_info().rank;
+  const int64_t n = all_columns / size;
+  std::unique_ptr<kernels::OpState> state =
+      module.ops->make_state(bench.backend, {.max_tokens = kMostSharedRows, .max_features = kHidden}).value();
+  auto group = make_p2p_communicator(bench.world, ranks, "handed", rank).value();
+  auto& reducer = dynamic_cast<NormReducer&>(*group);
+  reducer.hand_terms();
+  const device::Buffer inputs = random_values(bench, n * kHidden, rank);
+  Weight weight{.scheme = WeightScheme::kBF16, .n = n, .k = kHidden};
+  weight.parts[0] = inputs.view(DType::kU8, {n, kRowBytes});
+  const Tensor norm_weight = inputs.view(DType::kBF16, {kHidden});
+  const device::Buffer outputs =
+      bench.backend.allocate(2 * kMostSharedRows * n, device::MemoryKind::kDevice).value();
+  const device::Buffer streams =
+      bench.backend.allocate(2 * kMostSharedRows * kRowBytes, device::MemoryKind::kDevice).value();
+  if (prints)
+    std::printf(
+        "%10s %10s %10s %10s %10s %10s %10s %10s   us in a graph, [rows, %lld] by [%lld, %lld], %d GPUs\n",
+        "rows",
+        "product",
+        "norm",
+        "both",
+        "handed",
+        "half",
+        "gathered",
+        "copied",
+        static_cast<long long>(kHidden),
+        static_cast<long long>(n),
+        static_cast<long long>(kHidden),
+        size);
+  for (int64_t rows = size * kernels::kHandedRows; rows <= kMostSharedRows; rows *= 2) {
+    const int64_t share = rows / size;
+    const Tensor x = reducer.shared_out(rows, kHidden, DType::kBF16);
+    const Tensor y = outputs.view(DType::kBF16, {rows, n});
+    const Tensor residual = streams.view(DType::kBF16, {share, kHidden});
+    const Tensor all = streams.view(DType::kBF16, {rows, kHidden}, kMostSharedRows * kRowBytes);
+    CHECK(module.ops->hands_rows(*state, weight, false, DType::kBF16, size), "nobody hands rows");
+    auto norm = [&](bool kept, int64_t ahead) {
+      reducer.add_rms_norm_of_shares(
+          {.residual = residual, .weight = norm_weight, .out = x, .kept = kept, .ahead_bytes = ahead},
+          bench.stream);
+    };
+    const kernels::LinearParams product{.x = x, .weight = weight, .bias = {}, .out = y};
+    auto multiply = [&] { module.ops->linear(*state, bench.stream, product); };
+    auto hand = [&](int64_t ahead) {
+      norm(true, ahead);
+      device::HandedRows handed = reducer.handed_rows(rows, kHidden, DType::kBF16, false);
+      handed.ahead_bytes = ahead;
+      module.ops->linear_of_handed(*state, bench.stream, product, handed);
+    };
+    const double times[] = {
+        measure(bench, multiply),
+        measure(bench, [&] { norm(false, 0); }),
+        measure(bench,
+                [&] {
+                  norm(false, 0);
+                  multiply();
+                }),
+        measure(bench, [&] { hand(0); }),
+        measure(bench, [&] { hand(device::handed_ahead_bytes(kRowBytes)); }),
+        measure(bench, [&] { group->all_gather(residual, all, bench.stream); }),
+        measure(bench, [&] {
+          for (int i = 1; i < size; ++i)
+            bench.stream.copy(reducer.shared_term((rank + i) % size, rows, kHidden, DType::kBF16), residual);
         })};
     if (prints) std::printf("%10lld", static_cast<long long>(rows));
     for (double time : times)
@@ -365,6 +453,8 @@ void run_rank(const kernels::CudaModule& module,
     if (wants("shares")) compare_shares(module, bench, ranks, hidden, prints);
   for (int64_t features : {4096, 14336})
     if (wants("products")) compare_products(module, bench, ranks, features, prints);
+  for (int64_t columns : {6144, 28672})
+    if (wants("handed")) compare_handed(module, bench, ranks, columns, prints);
   if (wants("parts")) compare_parts(bench, ranks, prints);
   if (wants("messages")) compare_messages(bench, ranks, prints);
 }

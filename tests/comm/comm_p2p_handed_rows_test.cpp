@@ -19,6 +19,7 @@ class P2pHandedRows : public testing::TestWithParam<int> {
         twin.restart();
         for (int i = 0; i < calls; ++i) twin.shared(0, true);
         ASSERT_TRUE(group.synchronize().ok());
+        EXPECT_EQ(twin.sends_ahead(0), calls == 1);
         auto issue = [&] {
           for (int i = 0; i < 64; ++i) twin.shared(0, true);
         };
@@ -95,7 +96,7 @@ TEST_P(P2pHandedRows, GraphsReplayProductsThatHandRows) {
     };
     with_twin<SharesTwin, BFloat16>(
         world, site, body, std::vector<ShareShape>{{512, 2048}, {1024, 2048}}, Between::kCodesAndProduct);
-    // Nothing hands the small one. Of 65 to 128 rows the whole would be divided otherwise than its shares,
+    // Nothing hands the small one. Of 65 to 255 rows the whole would be divided otherwise than its shares,
     // which are products of their own, and have other bits.
     const std::vector<ShareShape> shapes = {{512, 2048}, {3, 2048}, {1024, 2048}};
     with_twin<SharesTwin, BFloat16>(world, site, body, shapes, Between::kTwoProducts);

@@ -137,6 +137,8 @@ class SharesTwin {
                                      .ahead_bytes = kept ? ahead_bytes(normed) : 0},
                                     *group_.stream);
   }
+  // Whether half of the columns go ahead where such a call keeps its rows the next time.
+  bool sends_ahead(size_t shape) const { return ahead_bytes(normed_of(shape)) > 0; }
   int num_kept() const { return num_kept_; }
   int num_of_codes() const { return num_of_codes_; }
   // What was normed last stays.

@@ -17,6 +17,7 @@ inline const std::vector<LinearKernels> kOwnKernels = {LinearKernels::kOwn,
                                                        LinearKernels::kEvenPairs,
                                                        LinearKernels::kEvenQuads,
                                                        LinearKernels::kWholePairs,
+                                                       LinearKernels::kWholeQuads,
                                                        LinearKernels::kThreeParts,
                                                        LinearKernels::kPairsOfParts,
                                                        LinearKernels::kPairsOfThreeParts,
@@ -128,9 +129,9 @@ class CudaLinearTest : public CudaOpTest {
   static std::optional<StreamedDivision> wanted_division(
       LinearKernels kernels, int64_t m, int64_t n, int64_t k, bool f8) {
     using enum StreamedDivision::Form;
-    constexpr int64_t kPairRows = 2 * 128;  // of W, of two wide strips
-    constexpr int64_t kLeastPairs = 39;     // of processors, on the smallest GPU that these kernels run on
-    const int64_t step = f8 ? 128 : 64;     // columns of a wide strip
+    constexpr int64_t kStripRows = 128;       // of W, of a wide strip
+    constexpr int64_t kLeastProcessors = 64;  // in clusters, on the smallest GPU that these kernels run on
+    const int64_t step = f8 ? 128 : 64;       // columns of a wide strip
     const bool many = m > 64;
     const bool cuts = many && m <= 128;  // a strip's columns in parts
     auto in_pairs = [&](int parts) -> std::optional<StreamedDivision> {
@@ -153,8 +154,11 @@ class CudaLinearTest : public CudaOpTest {
         if (!many) return std::nullopt;
         return StreamedDivision{.form = kEven, .wide = true, .sharing = 4};
       case LinearKernels::kWholePairs:
-        if (!many || n > kLeastPairs * kPairRows) return std::nullopt;
+        if (!many || n > kLeastProcessors * kStripRows) return std::nullopt;
         return StreamedDivision{.form = kWhole, .wide = true, .sharing = 2};
+      case LinearKernels::kWholeQuads:
+        if (!many || n > kLeastProcessors * kStripRows) return std::nullopt;
+        return StreamedDivision{.form = kWhole, .wide = true, .sharing = 4};
       case LinearKernels::kThreeParts:
         if (!cuts || k <= 2 * step) return std::nullopt;
         return StreamedDivision{.wide = true, .parts = 3};

@@ -73,8 +73,13 @@ TEST_F(CudaLinear, OfMoreRowsBySeveralWholeStripsABlock) {
   check_linear(DType::kF16, true, 128, 18432, 200);
   expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true});
   use_state(LinearKernels::kWholePairs);
-  check_linear(DType::kF16, false, 128, 18432, 200);
-  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true, .sharing = 2});
+  for (int64_t m : {128, 160, 250}) {
+    check_linear(DType::kF16, false, m, 18432, 200);
+    expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true, .sharing = 2});
+  }
+  use_state(LinearKernels::kThreeParts);  // there are none of so many rows: the first guess
+  check_linear(DType::kBF16, false, 250, 18432, 200);
+  expect_divided(*gpu_state_, StreamedDivision{.form = kWhole, .wide = true});
 }
 
 // Of strips of 64 rows of W and their steps of 128 columns, or of wide strips, 128 rows and 64 columns: less
@@ -117,8 +122,9 @@ TEST_P(CudaLinearEven, FewRows) {
   }
 }
 
-// Alone and in pairs, of which the second strip may not be there; in ranges, and in parts: two, three and,
-// with our first guess, from one to eight, of as many steps or a step more; narrow strips whole and in parts.
+// Alone, in pairs and in fours, of which the last strips may not be there; in ranges, and in parts: two,
+// three and, with our first guess, from one to eight, of as many steps or a step more; narrow strips whole
+// and in parts.
 using CudaLinearOfMoreRows = CudaLinearEven;
 
 INSTANTIATE_TEST_SUITE_P(Of,
@@ -128,6 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Of,
                                          LinearKernels::kEvenPairs,
                                          LinearKernels::kEvenQuads,
                                          LinearKernels::kWholePairs,
+                                         LinearKernels::kWholeQuads,
                                          LinearKernels::kThreeParts,
                                          LinearKernels::kPairsOfParts,
                                          LinearKernels::kNarrowStrips,
@@ -172,7 +179,7 @@ TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
 }
 
 // Up to 192 rows and beyond: strips whole and in ranges, which several blocks share or which are several to a
-// block, alone and in pairs. What other kernels are wanted for has none of them.
+// block, alone, in pairs and in fours. What other kernels are wanted for has none of them.
 using CudaLinearOfMostRows = CudaLinearEven;
 
 INSTANTIATE_TEST_SUITE_P(Of,
@@ -181,6 +188,7 @@ INSTANTIATE_TEST_SUITE_P(Of,
                                          LinearKernels::kEvenPairs,
                                          LinearKernels::kEvenQuads,
                                          LinearKernels::kWholePairs,
+                                         LinearKernels::kWholeQuads,
                                          LinearKernels::kThreeParts));
 
 TEST_P(CudaLinearOfMostRows, AsOnTheCpu) {
@@ -198,6 +206,7 @@ TEST_P(CudaLinearOfMostRows, AsOnTheCpu) {
     }
     check_streamed(dtype, false, 200, 30000, 136);
     check_streamed(dtype, true, 160, 17000, 576);
+    check_streamed(dtype, false, 256, 8192, 200);
   }
 }
 
@@ -287,7 +296,7 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
     gpu_state_ = module_->ops->make_state(*gpu_backend_, options_).value();
     gpu_state_->start_tuning();
     for (DType dtype : {DType::kBF16, DType::kF16}) {
-      for (int64_t m : {3, 32, 60, 100, 300}) check_linear(dtype, false, m, 1536, 576);
+      for (int64_t m : {3, 32, 60, 100, 200, 300}) check_linear(dtype, false, m, 1536, 576);
       check_linear(dtype, true, 17, 1000, 576);
     }
     gpu_state_->end_tuning();
@@ -297,7 +306,7 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(cache + "/llm-dist")) files.push_back(entry);
   ASSERT_EQ(files.size(), 1u);
-  EXPECT_EQ(lines_of(files[0]), 12 + 3);
+  EXPECT_EQ(lines_of(files[0]), 14 + 3);
   // What stands there is not tried again: the file stays as it is, though it could be written.
   const auto written = std::filesystem::last_write_time(files[0]);
   run_tuned();
@@ -305,7 +314,7 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
   // What another library wrote is no reason to fail.
   std::filesystem::resize_file(files[0], 100);
   run_tuned();
-  EXPECT_EQ(lines_of(files[0]), 12 + 3);
+  EXPECT_EQ(lines_of(files[0]), 14 + 3);
   std::filesystem::remove_all(cache);
   unsetenv("XDG_CACHE_HOME");
 }

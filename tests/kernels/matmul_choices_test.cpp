@@ -7,6 +7,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "kernels/cuda/streamed_division.h"
+
 namespace llm_dist::kernels {
 namespace {
 
@@ -18,6 +20,20 @@ MatmulShape with_rows(int64_t m) {
   MatmulShape shape = kShape;
   shape.m = m;
   return shape;
+}
+
+TEST(StreamedDivision, IsWhatItsCodeSays) {
+  using enum StreamedDivision::Form;
+  for (StreamedDivision::Form form : {kParts, kEven, kWhole}) {
+    for (bool wide : {false, true}) {
+      for (int sharing : {1, 2, 4}) {
+        for (int parts = 1; parts <= StreamedDivision::kMostParts; ++parts) {
+          const StreamedDivision division{.form = form, .wide = wide, .sharing = sharing, .parts = parts};
+          EXPECT_TRUE(StreamedDivision::of_code(division.code()) == division) << division.code();
+        }
+      }
+    }
+  }
 }
 
 class MatmulChoicesTest : public testing::Test {

@@ -47,8 +47,8 @@ cudaError_t with_stages_of_many(T type, std::integral_constant<int, kParts>, int
 }
 
 // with_stages(shape, run): calls run(T(), Stages()) with what the shape takes; with_stages<2>(shape, run):
-// with wide strips, the only ones here for more than 64 rows; with_stages<2, 2>(shape, run): for so many rows
-// alone, with pairs of blocks that share x.
+// with wide strips, the only ones here for more than 64 rows; with_stages<2, n>(shape, run): for so many rows
+// alone, with two or four blocks that share x.
 template <int kWarpgroups = 1, int kSharing = 1, typename Run>
 cudaError_t with_stages(const MatmulShape& shape, Run&& run) {
   const int64_t rows = shape.m;
