@@ -327,27 +327,33 @@ void compare_handed(const kernels::CudaModule& module,
     };
     const kernels::LinearParams product{.x = x, .weight = weight, .bias = {}, .out = y};
     auto multiply = [&] { module.ops->linear(*state, bench.stream, product); };
+    // Of this rank's rows, in the memory of the `next`-th rank behind this one.
+    auto place_at = [&](int next) {
+      const device::HandedRows handed = reducer.handed_rows(rows, kHidden, DType::kBF16, false);
+      return Tensor::contiguous(handed.rows[(rank + next) % size] + rank * handed.share_bytes,
+                                DType::kBF16,
+                                {share, kHidden},
+                                residual.device);
+    };
     auto hand = [&](int64_t ahead) {
       norm(true, ahead);
       device::HandedRows handed = reducer.handed_rows(rows, kHidden, DType::kBF16, false);
       handed.ahead_bytes = ahead;
       module.ops->linear_of_handed(*state, bench.stream, product, handed);
     };
-    const double times[] = {
-        measure(bench, multiply),
-        measure(bench, [&] { norm(false, 0); }),
-        measure(bench,
-                [&] {
-                  norm(false, 0);
-                  multiply();
-                }),
-        measure(bench, [&] { hand(0); }),
-        measure(bench, [&] { hand(device::handed_ahead_bytes(kRowBytes)); }),
-        measure(bench, [&] { group->all_gather(residual, all, bench.stream); }),
-        measure(bench, [&] {
-          for (int i = 1; i < size; ++i)
-            bench.stream.copy(reducer.shared_term((rank + i) % size, rows, kHidden, DType::kBF16), residual);
-        })};
+    const double times[] = {measure(bench, multiply),
+                            measure(bench, [&] { norm(false, 0); }),
+                            measure(bench,
+                                    [&] {
+                                      norm(false, 0);
+                                      multiply();
+                                    }),
+                            measure(bench, [&] { hand(0); }),
+                            measure(bench, [&] { hand(device::handed_ahead_bytes(kRowBytes)); }),
+                            measure(bench, [&] { group->all_gather(residual, all, bench.stream); }),
+                            measure(bench, [&] {
+                              for (int i = 1; i < size; ++i) bench.stream.copy(place_at(i), residual);
+                            })};
     if (prints) std::printf("%10lld", static_cast<long long>(rows));
     for (double time : times)
       if (prints) std::printf(" %10.2f", time);
