@@ -64,7 +64,6 @@ class Ring {
 
   Status copy_lots() {
     for (size_t copied = 0; copied < work_.lots; ++copied) {
-      RETURN_IF_ERROR(free_copied());
       ASSIGN_OR_RETURN(Slot * slot, next_filled());
       RETURN_IF_ERROR(slot->status);
       work_.copy(slot->lot, slot->memory.data());
@@ -88,11 +87,13 @@ class Ring {
   }
 
   // Pinning memory takes the time of many copies: the ring grows while there is nothing to copy, and threads
-  // fill its first lots meanwhile.
+  // fill its first lots meanwhile. With its last memory it cannot grow any more.
   Result<Slot*> next_filled() {
+    RETURN_IF_ERROR(free_copied());
     while (slots_.size() < most_slots_) {
       if (auto slot = filled_.try_pop()) return *slot;
       RETURN_IF_ERROR(add_slot());
+      RETURN_IF_ERROR(free_copied());
     }
     auto slot = filled_.pop(deadline());
     if (!slot) return deadline_exceeded(format("no data came within {} s", work_.deadline_seconds));

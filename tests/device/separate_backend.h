@@ -18,6 +18,7 @@ class SeparateBackend final : public Backend {
   struct Options {
     CpuBackendOptions cpu;
     int most_pinned = 1 << 30;         // buffers of pinned memory; more are refused
+    std::function<void(int)> on_pin;   // with how many buffers of pinned memory there are then
     std::function<void()> on_release;  // of pinned memory, while it is still there
   };
   SeparateBackend() : SeparateBackend(Options{}) {}
@@ -31,6 +32,7 @@ class SeparateBackend final : public Backend {
   Result<Buffer> allocate(int64_t bytes, MemoryKind kind) override {
     if (kind == MemoryKind::kPinned && pinned_++ >= options_.most_pinned)
       return resource_exhausted("no more pinned memory");
+    if (kind == MemoryKind::kPinned && options_.on_pin) options_.on_pin(pinned_);
     const auto size = static_cast<size_t>((bytes + 63) / 64 * 64);
     void* data = std::aligned_alloc(64, size);
     std::memset(data, 0, size);

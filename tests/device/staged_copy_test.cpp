@@ -60,6 +60,7 @@ struct Case {
   }
   void copy(size_t lot, std::byte* memory) {
     copied.push_back(lot);
+    if (during_copy) during_copy(lot);
     if (lot == failing_copy) stream->fail(internal_error("the device is gone"));
     stream->copy(target.view(DType::kU8, {kLotBytes}, static_cast<int64_t>(lot) * kLotBytes),
                  Tensor::contiguous(memory, DType::kU8, {kLotBytes}));
@@ -74,6 +75,7 @@ struct Case {
   size_t lots;
   int threads;
   std::function<Status(size_t lot)> during_fill;
+  std::function<void(size_t lot)> during_copy;
   size_t failing_copy = SIZE_MAX;
   std::atomic<int> filling = 0;
   std::atomic<int> filled = 0;
@@ -141,6 +143,39 @@ TEST(StagedCopy, ALotThatTakesLongHoldsUpNoOther) {
   };
   ASSERT_TRUE(test.run().ok());
   EXPECT_EQ(test.copied.back(), 0u);
+  test.expect_all_there();
+}
+
+// Copies hold all of the ring when it grows to its end, and have ended soon after: the thread that gets the
+// new memory is not to be the only one that fills.
+TEST(StagedCopy, ARingThatHasJustGrownGivesMemoryBack) {
+  std::atomic<bool> last_begun = false;
+  Case* running = nullptr;
+  auto wait_for_filled = [&](int count) {
+    wait_until([&] { return running->filled == count; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // and handed over
+  };
+  SeparateBackend::Options options;
+  options.cpu.before_task = [&](const std::string&, uint64_t) {
+    wait_until([&] { return last_begun.load(); });
+  };
+  options.on_pin = [&](int buffers) {
+    if (buffers == 3) wait_for_filled(2);
+  };
+  Case test(20, 2, std::move(options));
+  running = &test;
+  test.during_fill = [&](size_t lot) {
+    if (lot < 2) wait_until([&] { return test.backend->pinned_buffers() >= 3; });
+    if (lot == 3) {
+      last_begun = true;
+      wait_until([&] { return test.filling > 1 || test.filled > 3; });
+    }
+    return ok_status();
+  };
+  test.during_copy = [&](size_t lot) {
+    if (lot == 0) wait_for_filled(3);
+  };
+  ASSERT_TRUE(test.run().ok());
   test.expect_all_there();
 }
 
