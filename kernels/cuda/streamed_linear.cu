@@ -21,7 +21,6 @@ using namespace streamed;
 
 constexpr int kMostParts = StreamedDivision::kMostParts;
 constexpr int64_t kMostRows = 256;
-constexpr int64_t kMostRowsByCodes = 128;  // where W is in f8_e4m3
 // Of a part, where there is a choice: fewer would pay less than what its sums cost.
 constexpr int64_t kLeastColumns = 1024;
 constexpr int64_t kLeastColumnsOfMany = 256;
@@ -322,7 +321,7 @@ bool StreamedLinear::takes(const MatmulShape& shape) const {
       (shape.out == DType::kF32 ? !shape.gated
                                 : shape.columns() % kVecWidth == 0 && shape.y_stride % kVecWidth == 0);
   return device_.supported && short_floats && aligned && whole_groups && tiles && shape.m >= 1 &&
-         shape.m <= (shape.f8_weight ? kMostRowsByCodes : kMostRows);
+         shape.m <= (shape.f8_weight ? StreamMemory::kMostCodeRows : kMostRows);
 }
 
 bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& division) const {

@@ -4,6 +4,7 @@
 // come. And what a product of many rows takes that stores them at the ranks, or hands them. A thread for each
 // GPU: comm_p2p_bench [RANKS [ways|norms|shares|products|handed|parts|messages]]
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -83,6 +84,12 @@ double measure(Bench& bench, const std::function<void()>& issue) {
   return times[times.size() / 2];
 }
 
+void print_row(int64_t rows, std::span<const double> times) {
+  std::printf("%10lld", static_cast<long long>(rows));
+  for (double time : times) std::printf(" %10.2f", time);
+  std::printf("\n");
+}
+
 void compare_ways(Bench& bench, std::span<const int> ranks, bool prints) {
   std::vector<std::unique_ptr<Communicator>> groups;
   const int rank = bench.world.rank_info().rank;
@@ -138,7 +145,7 @@ void compare_norms(const kernels::CudaModule& module,
       reducer.all_reduce_add_rms_norm({.x = x, .residual = residual, .weight = weight, .out = x},
                                       bench.stream);
     });
-    if (prints) std::printf("%10lld %10.2f %10.2f\n", static_cast<long long>(rows), apart, fused);
+    if (prints) print_row(rows, std::array{apart, fused});
   }
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
@@ -181,7 +188,7 @@ void compare_shares(const kernels::CudaModule& module,
                                       .out = reducer.shared_out(rows, hidden, DType::kBF16)},
                                      bench.stream);
     });
-    if (prints) std::printf("%10lld %10.2f %10.2f\n", static_cast<long long>(rows), apart, shares);
+    if (prints) print_row(rows, std::array{apart, shares});
   }
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
@@ -263,10 +270,7 @@ void compare_products(const kernels::CudaModule& module,
                                           .out = reducer.shared_out(rows, kHidden, DType::kBF16)},
                                          bench.stream);
         })};
-    if (prints) std::printf("%10lld", static_cast<long long>(rows));
-    for (double time : times)
-      if (prints) std::printf(" %10.2f", time);
-    if (prints) std::printf("\n");
+    if (prints) print_row(rows, times);
   }
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }
@@ -354,10 +358,7 @@ void compare_handed(const kernels::CudaModule& module,
                             measure(bench, [&] {
                               for (int i = 1; i < size; ++i) bench.stream.copy(place_at(i), residual);
                             })};
-    if (prints) std::printf("%10lld", static_cast<long long>(rows));
-    for (double time : times)
-      if (prints) std::printf(" %10.2f", time);
-    if (prints) std::printf("\n");
+    if (prints) print_row(rows, times);
   }
   must(bench.world.barrier(Deadline::after_seconds(kSeconds)));
 }

@@ -142,23 +142,19 @@ class CudaLinearTest : public CudaOpTest {
       if (!cuts || k <= (parts - 1) * 2 * step) return std::nullopt;
       return StreamedDivision{.parts = parts};
     };
+    auto sharing = [&](StreamedDivision::Form form, int blocks) -> std::optional<StreamedDivision> {
+      if (!many || (form == kWhole && n > kLeastProcessors * kStripRows)) return std::nullopt;
+      return StreamedDivision{.form = form, .wide = true, .sharing = blocks};
+    };
     switch (kernels) {
       case LinearKernels::kEven:
         if (many) return std::nullopt;
         return StreamedDivision{.form = kEven};
       case LinearKernels::kEvenWide: return StreamedDivision{.form = kEven, .wide = true};
-      case LinearKernels::kEvenPairs:
-        if (!many) return std::nullopt;
-        return StreamedDivision{.form = kEven, .wide = true, .sharing = 2};
-      case LinearKernels::kEvenQuads:
-        if (!many) return std::nullopt;
-        return StreamedDivision{.form = kEven, .wide = true, .sharing = 4};
-      case LinearKernels::kWholePairs:
-        if (!many || n > kLeastProcessors * kStripRows) return std::nullopt;
-        return StreamedDivision{.form = kWhole, .wide = true, .sharing = 2};
-      case LinearKernels::kWholeQuads:
-        if (!many || n > kLeastProcessors * kStripRows) return std::nullopt;
-        return StreamedDivision{.form = kWhole, .wide = true, .sharing = 4};
+      case LinearKernels::kEvenPairs: return sharing(kEven, 2);
+      case LinearKernels::kEvenQuads: return sharing(kEven, 4);
+      case LinearKernels::kWholePairs: return sharing(kWhole, 2);
+      case LinearKernels::kWholeQuads: return sharing(kWhole, 4);
       case LinearKernels::kThreeParts:
         if (!cuts || k <= 2 * step) return std::nullopt;
         return StreamedDivision{.wide = true, .parts = 3};

@@ -91,6 +91,16 @@ class CudaLinearEven : public CudaLinear, public testing::WithParamInterface<Lin
     CudaLinear::SetUp();
     if (!IsSkipped()) use_state(GetParam());
   }
+  // From less than a strip to several, with columns for one block and for many.
+  void check_wide_strips(DType dtype, bool wide, int64_t m) {
+    for (int64_t n : {8, 72, 136}) check_streamed(dtype, wide, m, n, 1032);
+    check_streamed(dtype, wide, m, 1000, 40);
+    check_streamed(dtype, !wide, m, 62, 1000);
+    check_streamed(dtype, wide, m, 2, 16376);
+    check_streamed(dtype, !wide, m, 520, 8200);
+    check_odd(dtype, true, m, 385, 72);
+    check_streamed(dtype, wide, m, 1536, 4096);
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Of, CudaLinearEven, testing::Values(LinearKernels::kEven, LinearKernels::kEvenWide));
@@ -146,16 +156,10 @@ TEST_P(CudaLinearOfMoreRows, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {65, 100, 128}) {
       const bool wide = m == 100;
-      for (int64_t n : {8, 72, 136}) check_streamed(dtype, wide, m, n, 1032);
+      check_wide_strips(dtype, wide, m);
       check_streamed(dtype, wide, m, 130, 8);
-      check_streamed(dtype, wide, m, 1000, 40);
-      check_streamed(dtype, !wide, m, 62, 1000);
-      check_streamed(dtype, wide, m, 2, 16376);
-      check_streamed(dtype, !wide, m, 520, 8200);
       check_odd(dtype, true, m, 1, 16376);
-      check_odd(dtype, true, m, 385, 72);
       check_odd(dtype, true, m, 129, 1032);
-      check_streamed(dtype, wide, m, 1536, 4096);
       for (int64_t k : {256, 512, 832, 1032, 1280, 1544, 1792, 2048}) check_streamed(dtype, wide, m, 576, k);
     }
     for (int64_t m : {65, 96, 100, 128}) {
@@ -194,14 +198,7 @@ INSTANTIATE_TEST_SUITE_P(Of,
 TEST_P(CudaLinearOfMostRows, AsOnTheCpu) {
   for (DType dtype : {DType::kBF16, DType::kF16}) {
     for (int64_t m : {129, 192, 193, 256}) {
-      const bool wide = m == 192;
-      for (int64_t n : {8, 72, 136}) check_streamed(dtype, wide, m, n, 1032);
-      check_streamed(dtype, !wide, m, 62, 1000);
-      check_streamed(dtype, wide, m, 2, 16376);
-      check_streamed(dtype, !wide, m, 520, 8200);
-      check_streamed(dtype, wide, m, 1000, 40);
-      check_streamed(dtype, wide, m, 1536, 4096);
-      check_odd(dtype, true, m, 385, 72);
+      check_wide_strips(dtype, m == 192, m);
       for (bool floats : {false, true}) check_apart(dtype, floats, m, 200, 1032);
     }
     check_streamed(dtype, false, 200, 30000, 136);

@@ -89,15 +89,13 @@ __device__ inline void products_done(float (&sums)[kCount]) {
                  : LLM_DIST_D_##num_sums(0)                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
   }
-#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)              \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")      \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")     \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17")  \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33")  \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 96, 48, "%48", "%49")  \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 128, 64, "%64", "%65") \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 192, 96, "%96", "%97") \
-  LLM_DIST_MULTIPLY_TILES(T, elements, 256, 128, "%128", "%129")
+#define LLM_DIST_MULTIPLY_ALL_TILES(T, elements)             \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 8, 4, "%4", "%5")     \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 16, 8, "%8", "%9")    \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 32, 16, "%16", "%17") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 64, 32, "%32", "%33") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 96, 48, "%48", "%49") \
+  LLM_DIST_MULTIPLY_TILES(T, elements, 128, 64, "%64", "%65")
 
 LLM_DIST_MULTIPLY_ALL_TILES(__nv_bfloat16, bf16)
 LLM_DIST_MULTIPLY_ALL_TILES(__half, f16)
@@ -160,6 +158,13 @@ LLM_DIST_MULTIPLY_WIDE_TILES(__nv_bfloat16, bf16, 192, 96, "%96", "%97", "%98")
 LLM_DIST_MULTIPLY_WIDE_TILES(__half, f16, 192, 96, "%96", "%97", "%98")
 LLM_DIST_MULTIPLY_WIDE_TILES(__nv_bfloat16, bf16, 256, 128, "%128", "%129", "%130")
 LLM_DIST_MULTIPLY_WIDE_TILES(__half, f16, 256, 128, "%128", "%129", "%130")
+
+// As products of fewer columns are asked for.
+template <typename T, int kSums>
+  requires(kSums >= 96)
+__device__ inline void multiply_tiles(T, float (&d)[kSums], uint64_t a, uint64_t b) {
+  multiply_wide_tiles(T(), d, a, b, true);
+}
 
 #undef LLM_DIST_MULTIPLY_WIDE_TILES
 #undef LLM_DIST_MULTIPLY_ATTENTION
