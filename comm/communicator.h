@@ -14,9 +14,9 @@
 namespace llm_dist::comm {
 
 // What a group is for, so that a backend prepares what pays.
-enum class GroupUse : uint8_t {
-  kTensors,  // sums, gathers and the like over all ranks
-  kHandOff,  // from one rank to another
+struct GroupUse {
+  bool hands_off = false;    // from one rank to another; otherwise sums, gathers and the like over all ranks
+  int64_t shared_bytes = 0;  // rows of the largest step of which each rank has a share
 };
 
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };

@@ -122,7 +122,7 @@ Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
                                                             std::span<const int> world_ranks,
                                                             const std::string& name,
                                                             int device_index,
-                                                            std::optional<PeerLimits> limits) {
+                                                            const PeerLimits& limits) {
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> nccl,
                    make_nccl_communicator(world, world_ranks, name, device_index));
   return put_peer_memory_before(std::move(nccl), world, world_ranks, device_index, limits);
@@ -132,10 +132,9 @@ Result<std::unique_ptr<Communicator>> put_peer_memory_before(std::unique_ptr<Com
                                                              World& world,
                                                              std::span<const int> world_ranks,
                                                              int device_index,
-                                                             std::optional<PeerLimits> limits) {
+                                                             const PeerLimits& limits) {
   if (world_ranks.size() == 1) return fallback;
-  PeerGroup group{.info = fallback->info(), .device_index = device_index};
-  group.limits = limits.value_or(default_peer_limits(group.info.size));
+  PeerGroup group{.info = fallback->info(), .device_index = device_index, .limits = limits};
   if (!share_a_host(world, world_ranks)) {
     say_which(group, failed_precondition("its ranks are on several hosts"));
     return fallback;

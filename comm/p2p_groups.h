@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 
@@ -13,18 +12,18 @@
 namespace llm_dist::comm {
 
 // As make_nccl_communicator, whose communicator it returns when the ranks are on several hosts or their GPUs
-// cannot reach each other; the log says so. `limits`: other than a tensor group of this size has by default.
+// cannot reach each other; the log says so.
 Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
                                                             std::span<const int> world_ranks,
                                                             const std::string& name,
                                                             int device_index,
-                                                            std::optional<PeerLimits> limits = {});
+                                                            const PeerLimits& limits);
 
 // The same with another communicator of those ranks in NCCL's place.
 Result<std::unique_ptr<Communicator>> put_peer_memory_before(std::unique_ptr<Communicator> fallback,
                                                              World& world,
                                                              std::span<const int> world_ranks,
                                                              int device_index,
-                                                             std::optional<PeerLimits> limits = {});
+                                                             const PeerLimits& limits);
 
 }  // namespace llm_dist::comm

@@ -176,9 +176,9 @@ Status measure_all(const CommFlags& flags, const CommPlan& plan, RankProcess& pr
   const RankDevice& device = process.device();
   ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> group,
                    make_device_communicator(process.world(), device, plan.ranks, "bench"));
-  ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> hand_off,
-                   make_device_communicator(
-                       process.world(), device, plan.ranks, "bench-messages", comm::GroupUse::kHandOff));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<comm::Communicator> hand_off,
+      make_device_communicator(process.world(), device, plan.ranks, "bench-messages", {.hands_off = true}));
   ASSIGN_OR_RETURN(StreamTimer timer, StreamTimer::create(*device.backend, "bench", kMaxRepeats + 2));
   ASSIGN_OR_RETURN(CollectiveCases cases,
                    CollectiveCases::create(*device.backend,

@@ -164,8 +164,9 @@ EngineFlags fitted(const KernelFlags& flags) {
   EngineFlags engine = flags.engine;
   SchedulerFlags& scheduler = engine.scheduler;
   int64_t tokens = *std::max_element(flags.input_lens.begin(), flags.input_lens.end());
+  if (scheduler.max_num_batched_tokens > 0 || tokens > kStepTokens)
+    scheduler.max_num_batched_tokens = std::max(scheduler.max_num_batched_tokens, tokens);
   make_room_for_batches(scheduler, flags.batches);
-  scheduler.max_num_batched_tokens = std::max(scheduler.max_num_batched_tokens, tokens);
   scheduler.async_scheduling = false;
   scheduler.cuda_graph_sizes.assign(flags.batches.begin(), flags.batches.end());
   return engine;

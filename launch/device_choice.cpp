@@ -110,15 +110,16 @@ Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World
                                                                      const RankDevice& device,
                                                                      std::span<const int> world_ranks,
                                                                      const std::string& name,
-                                                                     comm::GroupUse use) {
+                                                                     const comm::GroupUse& use) {
   if (device.device.type == DeviceType::kCuda) {
     const int index = device.device.index;
-    const bool hands_off = use == comm::GroupUse::kHandOff;
-    if (!(hands_off ? device.custom_hand_off : device.custom_all_reduce))
+    if (!(use.hands_off ? device.custom_hand_off : device.custom_all_reduce))
       return comm::make_nccl_communicator(world, world_ranks, name, index);
-    std::optional<comm::PeerLimits> limits;
-    if (hands_off) limits = comm::hand_off_peer_limits();
-    return comm::make_p2p_communicator(world, world_ranks, name, index, limits);
+    return comm::make_p2p_communicator(world,
+                                       world_ranks,
+                                       name,
+                                       index,
+                                       comm::default_peer_limits(static_cast<int>(world_ranks.size()), use));
   }
   return world.make_communicator(world_ranks, name);
 }

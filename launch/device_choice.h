@@ -39,11 +39,10 @@ Status refuse_shared_devices(comm::World& world, const RankDevice& mine);
 Status add_device_resources(const RankDevice& device, RankResources& resources);
 
 // How this rank's groups on that device are made.
-Result<std::unique_ptr<comm::Communicator>> make_device_communicator(
-    comm::World& world,
-    const RankDevice& device,
-    std::span<const int> world_ranks,
-    const std::string& name,
-    comm::GroupUse use = comm::GroupUse::kTensors);
+Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World& world,
+                                                                     const RankDevice& device,
+                                                                     std::span<const int> world_ranks,
+                                                                     const std::string& name,
+                                                                     const comm::GroupUse& use = {});
 
 }  // namespace llm_dist::launch

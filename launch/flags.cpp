@@ -183,9 +183,11 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_option("--max-num-seqs", scheduler.max_num_seqs, "Sequences that run at once")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  group->add_option("--max-num-batched-tokens", scheduler.max_num_batched_tokens, "Tokens of one step")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  group
+      ->add_option("--max-num-batched-tokens",
+                   scheduler.max_num_batched_tokens,
+                   format("Tokens of one step (0: {} for each rank of a tensor group)", kStepTokens))
+      ->check(CLI::NonNegativeNumber);
   group->add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill",
                   scheduler.chunked_prefill,
                   "Long prompts run in pieces beside decodes");
@@ -318,6 +320,11 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.block_size = flags.memory.block_size;
   options.max_num_seqs = flags.scheduler.max_num_seqs;
   options.max_num_batched_tokens = flags.scheduler.max_num_batched_tokens;
+  if (options.max_num_batched_tokens == 0) {
+    options.max_num_batched_tokens = std::max(kStepTokens * options.layout.tp, options.max_num_seqs);
+    if (!flags.scheduler.chunked_prefill)
+      options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_model_len);
+  }
   if (options.max_num_batched_tokens < options.max_num_seqs) {
     return invalid_argument(
         format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "

@@ -47,9 +47,12 @@ struct MemoryFlags {
   int64_t block_size = 16;
 };
 
+// Tokens of a step for each rank of a tensor group: so a step takes about as long on any number of them.
+inline constexpr int64_t kStepTokens = 2048;
+
 struct SchedulerFlags {
   int64_t max_num_seqs = 64;
-  int64_t max_num_batched_tokens = 2048;
+  int64_t max_num_batched_tokens = 0;  // 0: kStepTokens a rank
   bool chunked_prefill = true;
   bool async_scheduling = true;
   std::string policy = "fcfs";

@@ -190,7 +190,7 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
                                 .checkpoint = checkpoint_.get(),
                                 .hooks = hooks_};
   parts.make_communicator =
-      [this](std::span<const int> world_ranks, const std::string& name, comm::GroupUse use) {
+      [this](std::span<const int> world_ranks, const std::string& name, const comm::GroupUse& use) {
         return make_device_communicator(*world_, device_, world_ranks, name, use);
       };
   if (bar) parts.load_progress = [&bar](int64_t done, int64_t total) { bar->update(done, total); };

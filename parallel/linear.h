@@ -45,7 +45,7 @@ class ColumnParallelLinear {
 
 // Whether the product by this weight is to have half of each row ahead, where it hands rows: its own rank's
 // share of them is multiplied before all others' have come.
-bool wants_half_ahead(const Weight& weight, int tp);
+bool wants_half_ahead(const Weight& weight);
 
 class RowParallelLinear;
 

@@ -40,8 +40,7 @@ struct PeerLimits {
   int64_t largest() const;                      // all-reduce
   int64_t largest_parts(int group_size) const;  // exchange, of all parts together; one of fewer bytes fits
 };
-PeerLimits default_peer_limits(int group_size);  // of a tensor group
-PeerLimits hand_off_peer_limits();               // of ranks that send each other messages and do no more
+PeerLimits default_peer_limits(int group_size, const GroupUse& use);
 
 inline constexpr int kMaxPeerRanks = 8;
 

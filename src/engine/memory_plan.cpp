@@ -56,11 +56,14 @@ Result<MemoryPlan> plan_memory(const checkpoint::Checkpoint& checkpoint,
   plan.step_bytes = StepInputs::device_bytes(options) * (options.max_steps_in_flight() + 2) +
                     ModelRunner::history_bytes(options);
   plan.lane_bytes = lane_bytes(context.mesh, checkpoint.config().hidden_size, options);
-  const int tp = options.layout.tp;
-  if (options.peer_memory && tp > 1)
-    plan.peer_bytes += comm::peer_layout(tp, comm::default_peer_limits(tp)).bytes;
-  if (options.peer_hand_off)
-    plan.peer_bytes += num_lanes(context.mesh) * comm::peer_layout(2, comm::hand_off_peer_limits()).bytes;
+  auto peer_bytes = [](int size, const comm::GroupUse& use) {
+    return comm::peer_layout(size, comm::default_peer_limits(size, use)).bytes;
+  };
+  if (options.peer_memory && options.layout.tp > 1) {
+    const int64_t shared_bytes = shared_step_bytes(checkpoint.config().hidden_size, options);
+    plan.peer_bytes += peer_bytes(options.layout.tp, {.shared_bytes = shared_bytes});
+  }
+  if (options.peer_hand_off) plan.peer_bytes += num_lanes(context.mesh) * peer_bytes(2, {.hands_off = true});
   plan.graph_bytes = graph_bytes(options, parts.layers.count);
   plan.kv_block_bytes = spec.block_bytes();
   plan.block_size = options.block_size;

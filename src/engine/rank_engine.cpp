@@ -92,6 +92,11 @@ int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const Engine
   return bytes * lane_depth(options);
 }
 
+int64_t shared_step_bytes(int64_t hidden_size, const EngineOptions& options) {
+  const int64_t rows = options.padded_tokens();
+  return options.layout.is_sequence_parallel(rows) ? rows * hidden_size * dtype_bytes(options.dtype) : 0;
+}
+
 RankEngine::RankEngine(const RankEngineParts& parts, const EngineOptions& options)
     : parts_(parts),
       options_(options),
@@ -228,7 +233,7 @@ Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
     mine.push_back(parts_.ops->takes_codes(*op_state_, weight, slot.has_bias, options_.dtype, rows));
     mine.push_back(hands &&
                    parts_.ops->hands_rows(*op_state_, weight, slot.has_bias, options_.dtype, mesh_.tp()));
-    mine.push_back(parallel::wants_half_ahead(weight, mesh_.tp()));
+    mine.push_back(parallel::wants_half_ahead(weight));
   }
   // Other stages may have more layers.
   ASSIGN_OR_RETURN(
@@ -249,7 +254,7 @@ Result<std::vector<bool>> RankEngine::agree(const std::vector<bool>& mine) {
 
 Result<comm::Communicator*> RankEngine::connect(const std::string& name,
                                                 const std::vector<int>& ranks,
-                                                comm::GroupUse use) {
+                                                const comm::GroupUse& use) {
   ASSIGN_OR_RETURN(std::unique_ptr<comm::Communicator> made,
                    parts_.make_communicator ? parts_.make_communicator(ranks, name, use)
                                             : parts_.world->make_communicator(ranks, name));
@@ -260,7 +265,9 @@ Result<comm::Communicator*> RankEngine::connect(const std::string& name,
 Status RankEngine::make_communicators() {
   ASSIGN_OR_RETURN(
       tensor_group_,
-      connect("tp" + std::to_string(mesh_.stage()), mesh_.tensor_group(), comm::GroupUse::kTensors));
+      connect("tp" + std::to_string(mesh_.stage()),
+              mesh_.tensor_group(),
+              {.shared_bytes = shared_step_bytes(parts_.checkpoint->config().hidden_size, options_)}));
   return ok_status();
 }
 
@@ -278,7 +285,7 @@ Status RankEngine::make_lanes() {
     ASSIGN_OR_RETURN(comm::Communicator * communicator,
                      connect(name + std::to_string(from_stage) + "." + std::to_string(mesh_.rank_tp()),
                              pair,
-                             comm::GroupUse::kHandOff));
+                             {.hands_off = true}));
     return parallel::Lane::create(*parts_.backend, *communicator, peer, bytes, lane_depth(options_), name);
   };
   int64_t bytes = handoff_bytes(hidden_size, options_);

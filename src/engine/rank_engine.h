@@ -36,6 +36,8 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config, 
 // Hand-overs between stages that a rank takes part in.
 int num_lanes(const parallel::Mesh& mesh);
 int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options);
+// Rows of the largest step of which each rank of a tensor group has a share; 0 where all have all.
+int64_t shared_step_bytes(int64_t hidden_size, const EngineOptions& options);
 
 struct RankEngineParts {
   comm::World* world = nullptr;
@@ -45,7 +47,7 @@ struct RankEngineParts {
   EngineHooks hooks;
   // Makes a group whose tensors lie on the backend's device; empty: the world's own.
   std::function<Result<std::unique_ptr<comm::Communicator>>(
-      std::span<const int> world_ranks, const std::string& name, comm::GroupUse use)>
+      std::span<const int> world_ranks, const std::string& name, const comm::GroupUse& use)>
       make_communicator;
   std::function<void(int64_t bytes_done, int64_t bytes_total)> load_progress;
 };
@@ -79,7 +81,7 @@ class RankEngine {
   Status make_communicators();
   Result<comm::Communicator*> connect(const std::string& name,
                                       const std::vector<int>& ranks,
-                                      comm::GroupUse use);
+                                      const comm::GroupUse& use);
   Status make_lanes();
   Status load();
   Status agree_on_blocks();

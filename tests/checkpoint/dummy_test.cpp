@@ -49,6 +49,24 @@ TEST(Dummy, ValuesLookNormal) {
   EXPECT_NE(values, read_floats(*open_dummy(), "model.layers.0.mlp.gate_proj.weight"));
 }
 
+// Nor is a row another one, or its neighbour's values some columns on.
+TEST(Dummy, RowsHaveNothingToDoWithEachOther) {
+  auto checkpoint = open_dummy();
+  const TensorInfo& tensor = *checkpoint->find("model.layers.0.mlp.down_proj.weight");
+  auto values = read_floats(*checkpoint, tensor.name);
+  const int64_t cols = tensor.cols;
+  for (int64_t lag = 0; lag < cols / 2; ++lag) {
+    double same = 0;
+    const int64_t pairs = (tensor.rows - 1) * (cols - lag);
+    for (int64_t row = 0; row + 1 < tensor.rows; ++row)
+      for (int64_t col = 0; col + lag < cols; ++col)
+        same += static_cast<double>(values[static_cast<size_t>(row * cols + col)]) *
+                values[static_cast<size_t>((row + 1) * cols + col + lag)];
+    const double correlation = same / static_cast<double>(pairs) / (0.02 * 0.02);
+    EXPECT_LT(std::abs(correlation), 5.0 / std::sqrt(static_cast<double>(pairs))) << "lag " << lag;
+  }
+}
+
 // A slice of any layout holds the bytes that the whole holds there.
 TEST(Dummy, SlicesAgreeWithTheWhole) {
   for (auto scheme : {WeightScheme::kF32, WeightScheme::kBF16, WeightScheme::kQ4_1, WeightScheme::kQ8_0}) {

@@ -118,7 +118,7 @@ void compare_norms(const kernels::CudaModule& module,
                    int64_t hidden,
                    bool prints) {
   const int64_t most_bytes = kMostRows * hidden * 2;
-  PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()));
+  PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()), {});
   limits.norm_bytes = most_bytes;
   std::unique_ptr<kernels::OpState> state =
       module.ops->make_state(bench.backend, {.max_tokens = kMostRows, .max_features = hidden}).value();
@@ -160,8 +160,7 @@ void compare_shares(const kernels::CudaModule& module,
   const int64_t most_bytes = kMostSharedRows * hidden * 2;
   std::unique_ptr<kernels::OpState> state =
       module.ops->make_state(bench.backend, {.max_tokens = kMostSharedRows, .max_features = hidden}).value();
-  PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()));
-  limits.shared_bytes = most_bytes;
+  const PeerLimits limits = default_peer_limits(static_cast<int>(ranks.size()), {.shared_bytes = most_bytes});
   auto group =
       make_p2p_communicator(bench.world, ranks, "shares", bench.world.rank_info().rank, limits).value();
   auto& reducer = dynamic_cast<NormReducer&>(*group);
@@ -225,7 +224,8 @@ void compare_products(const kernels::CudaModule& module,
       module.ops
           ->make_state(bench.backend, {.max_tokens = kMostSharedRows, .max_features = std::max(k, kHidden)})
           .value();
-  auto group = make_p2p_communicator(bench.world, ranks, "products", rank).value();
+  const PeerLimits limits = default_peer_limits(size, {.shared_bytes = kMostSharedRows * kHidden * 2});
+  auto group = make_p2p_communicator(bench.world, ranks, "products", rank, limits).value();
   auto& reducer = dynamic_cast<NormReducer&>(*group);
   reducer.hand_terms();
   const int64_t values = kMostSharedRows * k + kHidden * k;
@@ -291,7 +291,8 @@ void compare_handed(const kernels::CudaModule& module,
   const int64_t n = all_columns / size;
   std::unique_ptr<kernels::OpState> state =
       module.ops->make_state(bench.backend, {.max_tokens = kMostSharedRows, .max_features = kHidden}).value();
-  auto group = make_p2p_communicator(bench.world, ranks, "handed", rank).value();
+  const PeerLimits limits = default_peer_limits(size, {.shared_bytes = kMostSharedRows * kRowBytes});
+  auto group = make_p2p_communicator(bench.world, ranks, "handed", rank, limits).value();
   auto& reducer = dynamic_cast<NormReducer&>(*group);
   reducer.hand_terms();
   const device::Buffer inputs = random_values(bench, n * kHidden, rank);

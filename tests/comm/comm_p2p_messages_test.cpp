@@ -13,7 +13,7 @@ namespace {
 // With the last, messages from one rank to another go now one way, now the other, and some not over peer
 // memory.
 const Ways kWays[] = {
-    {"Defaults", hand_off_peer_limits()},
+    {"Defaults", default_peer_limits(2, {.hands_off = true})},
     {"Packets", PeerLimits{.message_bytes = kEverything, .message_packets_bytes = kEverything}},
     {"Staged", PeerLimits{.message_bytes = kEverything}},
     {"AllWays", PeerLimits{.message_bytes = 256 << 10, .message_packets_bytes = 4096}},

@@ -109,9 +109,10 @@ Status Replica::run_rank(int index, const checkpoint::Checkpoint& checkpoint) {
                         .checkpoint = &checkpoint,
                         .hooks = hooks};
   if (options_.make_communicator) {
-    parts.make_communicator = [&](std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
-      return options_.make_communicator(*world, ranks, name, use);
-    };
+    parts.make_communicator =
+        [&](std::span<const int> ranks, const std::string& name, const comm::GroupUse& use) {
+          return options_.make_communicator(*world, ranks, name, use);
+        };
   }
   ASSIGN_OR_RETURN(std::unique_ptr<RankEngine> rank, RankEngine::create(parts, options_.engine));
   ranks_[static_cast<size_t>(index)] = std::move(rank);

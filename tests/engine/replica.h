@@ -25,8 +25,10 @@ struct ReplicaOptions {
   std::function<void(const std::string& stream, uint64_t task)> before_task;
   // Of another device than the CPU: each rank's backend and groups.
   std::function<Result<std::unique_ptr<device::Backend>>(int rank)> make_backend;
-  std::function<Result<std::unique_ptr<comm::Communicator>>(
-      comm::World& world, std::span<const int> world_ranks, const std::string& name, comm::GroupUse use)>
+  std::function<Result<std::unique_ptr<comm::Communicator>>(comm::World& world,
+                                                            std::span<const int> world_ranks,
+                                                            const std::string& name,
+                                                            const comm::GroupUse& use)>
       make_communicator;
 };
 

@@ -154,7 +154,7 @@ TEST_P(CudaGolden, NormsThatMakeTheirSumHaveTheLogitsOfTheCallsApart) {
     for (int64_t step = 0; step < golden.steps(); ++step) rows.push_back(recorder.row(0, prompt_len + step));
     return rows;
   };
-  comm::PeerLimits limits = comm::default_peer_limits(2);
+  comm::PeerLimits limits = comm::default_peer_limits(2, {});
   limits.norm_bytes = limits.shared_bytes = 0;
   OpNames apart;
   const auto expected = run({.tp = 2}, limits, apart);

@@ -14,6 +14,7 @@ namespace {
 constexpr int kTp = 2;
 constexpr int64_t kStepTokens = kTp * kernels::kHandedRows;
 constexpr int64_t kVocab = 512;
+constexpr int64_t kHidden = 512;
 constexpr int32_t kOutputs = 4;
 
 // Of every op table's, since those hold plain functions.
@@ -77,11 +78,12 @@ class CudaHandedRows : public CudaReplicas {
     checkpoint::write_file(
         dir / "config.json",
         format(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": {},
-                   "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
+                   "hidden_size": {}, "num_hidden_layers": 3, "num_attention_heads": 8,
                    "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1024,
                    "attention_bias": {}, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
                    "hidden_act": "silu"})",
                kVocab,
+               kHidden,
                attention_bias));
     auto opened =
         checkpoint::Checkpoint::open(dir.path(),
@@ -110,7 +112,7 @@ class CudaHandedRows : public CudaReplicas {
                                .step_deadline_seconds = 60};
     LogitsRecorder recorder(layout, kVocab);
     // However few rows, their terms go to where they are summed.
-    comm::PeerLimits limits = comm::default_peer_limits(kTp);
+    comm::PeerLimits limits = comm::default_peer_limits(kTp, {.shared_bytes = kStepTokens * kHidden * 2});
     if (quantization) limits.handed_bytes = 1;
     ReplicaOptions options = replica_options(engine, limits);
     options.ops = &counting_;

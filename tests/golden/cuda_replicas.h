@@ -25,14 +25,15 @@ class CudaReplicas : public testing::Test {
                                  std::optional<comm::PeerLimits> limits = {}) const {
     ReplicaOptions options{.engine = engine, .ops = module_->ops};
     options.make_backend = [module = module_](int rank) { return module->make_backend(rank); };
-    options.make_communicator =
-        [limits](
-            comm::World& world, std::span<const int> ranks, const std::string& name, comm::GroupUse use) {
-          int index = world.rank_info().rank;
-          const bool hands_off = use == comm::GroupUse::kHandOff;
-          return comm::make_p2p_communicator(
-              world, ranks, name, index, hands_off ? comm::hand_off_peer_limits() : limits);
-        };
+    options.make_communicator = [limits](comm::World& world,
+                                         std::span<const int> ranks,
+                                         const std::string& name,
+                                         const comm::GroupUse& use) {
+      int index = world.rank_info().rank;
+      const auto defaults = comm::default_peer_limits(static_cast<int>(ranks.size()), use);
+      return comm::make_p2p_communicator(
+          world, ranks, name, index, use.hands_off ? defaults : limits.value_or(defaults));
+    };
     return options;
   }
 
