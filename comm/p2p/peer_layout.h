@@ -65,7 +65,7 @@ struct PeerLayout {
   int64_t term_flags = 0;      // uint64_t [kSharedBlocks][kMaxPeerRanks]: calls whose terms the peers have
   int64_t normed_flags = 0;    // likewise: calls whose normed rows they have sent
   int64_t kept_calls = 0;      // uint64_t: calls whose normed rows were kept; this rank's own
-  int64_t handing_done = 0;    // uint32_t: device::HandedRows::warps_done; this rank's own
+  int64_t handing_done = 0;    // uint32_t [kMaxPeerRanks]: device::HandedRows::warps_done; this rank's own
   int64_t handed_flags = 0;    // uint64_t [kMaxPeerRanks]: device::HandedRows::come
   int64_t term = 0;    // units [units of shared_bytes]: of a shared call, see ShareRows (shared_norm.h)
   int64_t normed = 0;  // likewise: its out
@@ -117,7 +117,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   at.term_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
   at.normed_flags = place(kSharedBlocks * kMaxPeerRanks * kWord);
   at.kept_calls = place(kWord);
-  at.handing_done = place(kWord);
+  at.handing_done = place(kMaxPeerRanks * sizeof(uint32_t));
   at.handed_flags = place(kMaxPeerRanks * kWord);
   at.term = place(units_in(limits.shared_bytes) * kUnitBytes);
   at.normed = place(units_in(limits.shared_bytes) * kUnitBytes);

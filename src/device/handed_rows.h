@@ -21,8 +21,8 @@ struct HandedRows {
   // [ranks] likewise: by the rank whose rows they are, 2 n - 1 when the first columns of its rows of call n
   // have come, and 2 n when all have.
   uint64_t* come[kMostRanks] = {};
-  // In this rank's memory: calls so far, this one among them; and warps that have handed their part of this
-  // one, 0 between calls.
+  // In this rank's memory: calls so far, this one among them; and [ranks] warps that have handed their part of
+  // this one to it, 0 between calls.
   const uint64_t* calls = nullptr;
   uint32_t* warps_done = nullptr;
   int64_t share_bytes = 0;  // whole rows
