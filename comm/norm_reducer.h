@@ -35,8 +35,6 @@ struct SharesAndNorm {
   // out gets this rank's rows alone: the next kernel of the group's ranks hands them to the others
   // (NormReducer::handed_rows). The same on every rank.
   bool kept = false;
-  // Of each row that is kept, in bytes: so many go to all ranks all the same (device::HandedRows). Likewise.
-  int64_t ahead_bytes = 0;
 };
 
 // A capability that a Communicator may offer. Its calls are in order with the communicator's others, under

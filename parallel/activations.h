@@ -15,8 +15,8 @@ struct Activations {
 // 16 bits.
 Activations codes_in(const Tensor& rows, int64_t groups);
 
-// Of a norm: rows of `hidden` features, whole or local ones. handed: of the other ranks' share of them at
-// most the first columns are there, and the product that reads them is to hand this rank's to the others.
+// Of a norm: rows of `hidden` features, whole or local ones. handed: the other ranks' share of them is not
+// there, and the product that reads them is to hand this rank's to the others.
 struct Normed {
   Activations x;
   device::HandedRows handed{};
@@ -26,8 +26,6 @@ struct Normed {
 struct NormedAs {
   bool codes = false;   // kernels::OpTable::takes_codes
   bool shares = false;  // it can hand them among the ranks: kernels::OpTable::hands_rows
-  // Then, that half of each row's columns come with the norm (device::HandedRows::ahead_bytes).
-  bool half_ahead = false;
 };
 
 }  // namespace llm_dist::parallel

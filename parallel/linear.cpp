@@ -48,14 +48,6 @@ NormedAs ColumnParallelLinear::takes(const StepView& step) const {
   return takes;
 }
 
-// At 700 TFLOP/s the rows of a share are multiplied by 1900 rows of 16 bits in the time in which they cross a
-// link of 370 GB/s once, and codes, which are half of that, twice as fast. 3072 rows of two ranks gain by it,
-// 7168 of four, to whose peers three times as much crosses, lose.
-bool wants_half_ahead(const Weight& weight) {
-  constexpr int64_t kMostRows = 4096;
-  return weight.n < kMostRows;
-}
-
 GatedColumnParallelLinear::GatedColumnParallelLinear(
     const Context& context, const ColumnPart& gate, const ColumnPart& up, int64_t input_size, bool bias)
     : merged_(context, "gate_up", {gate, up}, input_size, bias),

@@ -43,10 +43,6 @@ class ColumnParallelLinear {
   NormedAs all_take_;  // what ranks have agreed on, for steps of many rows (MatrixSlot)
 };
 
-// Whether the product by this weight is to have half of each row ahead, where it hands rows: its own rank's
-// share of them is multiplied before all others' have come.
-bool wants_half_ahead(const Weight& weight);
-
 class RowParallelLinear;
 
 // The gate-up projection with its activation: y[local features] = silu(x · Gᵀ) · (x · Uᵀ).

@@ -53,7 +53,6 @@ Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, NormedAs reader) con
   if (reader.shares) {
     normed.handed = reducer.handed_rows(rows, residual.dim(1), residual.dtype, reader.codes);
     CHECK(normed.handed.size > 0, "{} rows that the other ranks keep, and this one cannot", rows);
-    if (reader.half_ahead) normed.handed.ahead_bytes = device::handed_ahead_bytes(normed.handed.row_bytes);
   }
   context_.ops->observed(
       kernels::CallKind::kCollective, "add_rms_norm_of_shares", rows, [&](device::Stream& stream) {
@@ -62,8 +61,7 @@ Normed RmsNorm::sum_and_norm_shares(const Tensor& residual, NormedAs reader) con
                                         .epsilon = epsilon_,
                                         .out = normed.x.rows,
                                         .out_scales = normed.x.scales,
-                                        .kept = normed.handed.size > 0,
-                                        .ahead_bytes = normed.handed.ahead_bytes},
+                                        .kept = normed.handed.size > 0},
                                        stream);
       });
   return normed;

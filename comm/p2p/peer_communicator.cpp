@@ -175,7 +175,6 @@ void PeerCommunicator::sum_shares(const SharesAndNorm& call, device::Stream& str
                        .width = static_cast<int>(hidden),
                        .handed = are_handed(share * info_.size, hidden, dtype),
                        .kept = call.kept,
-                       .ahead_bytes = static_cast<int>(call.ahead_bytes),
                        .codes = static_cast<bool>(call.out_scales)};
   issue("a sum of shares over peer memory", stream, [&](cudaStream_t on) {
     return norm_shares(resources_->view(), dtype, rows, on);

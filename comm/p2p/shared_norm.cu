@@ -22,12 +22,11 @@
 // What a product has stored at a peer's is there before the release that tells the peer so: the kernel that
 // releases begins its work when the product has ended.
 //
-// Of a call whose rows are kept, a rank may send the first columns of its rows, and leaves the others to the
-// products behind, one on each rank, which meet in the place of its blocks the second time: each hands its
-// rank's rows to the peers, and ends when all of theirs have come (kernels/cuda/device/handed_rows.cuh). So
-// both of the above hold where "its call n" is the product behind it. A product hands rows when its rank's
-// call has ended, for which the peers' kernels before their call n have: nobody reads the rows of call n - 1
-// any more. The first columns are sent when whole rows are in other calls.
+// Rows that are kept are left to the products behind, one on each rank, which meet in the place of its blocks
+// the second time: each hands its rank's rows to the peers, and ends when all of theirs have come
+// (kernels/cuda/device/handed_rows.cuh). So both of the above hold where "its call n" is the product behind
+// it. A product hands rows when its rank's call has ended, for which the peers' kernels before their call n
+// have: nobody reads the rows of call n - 1 any more.
 //
 // The sum is rounded as all_reduce_sum rounds it, and squares are added up in norm_row's order: the bits of
 // the calls apart.
@@ -66,7 +65,7 @@ struct ShareRow {
   int64_t normed = 0;   // in bytes, among all normed rows
   int64_t scale = 0;    // of a row of codes, likewise
   int units = 0;
-  int units_for_all = 0;  // of the normed row, from the first one on; the others stay here
+  bool kept = false;  // ShareRows: normed units stay here
 };
 
 // Known early where it can be.
@@ -137,7 +136,7 @@ __device__ void send(const PeerView& peers, bool for_all, int64_t begin, int i, 
 
 template <int kMostRanks, typename T, typename Unit>
 __device__ void send_unit(const PeerView& peers, const ShareRow<T>& row, int unit, const Unit& normed) {
-  send<kMostRanks>(peers, unit < row.units_for_all, row.normed, unit, normed);
+  send<kMostRanks>(peers, !row.kept, row.normed, unit, normed);
 }
 
 // Norms a row whose sums are `kept`, by a warp, each lane its own units, and sends its codes.
@@ -239,7 +238,6 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
   kernels::let_next_start();
   uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.shared_calls) + blockIdx.x;
   const uint64_t number = load_relaxed(calls) + 1;
-  const int unit_bytes = rows.codes ? kPerUnit<T> : static_cast<int>(kUnitBytes);
   if (meet_peers(peers, peers.layout.term_flags, number)) {
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     for (int index = static_cast<int>(blockIdx.x) + warp * kSharedBlocks; index < rows.rows;
@@ -255,7 +253,7 @@ __global__ void __launch_bounds__(kSharedThreads, 1)
                             .normed = of_all * normed_bytes,
                             .scale = all_rows * normed_bytes + of_all * static_cast<int64_t>(sizeof(float)),
                             .units = units,
-                            .units_for_all = rows.kept ? rows.ahead_bytes / unit_bytes : units};
+                            .kept = rows.kept};
       if constexpr (kKeeps) {
         norm_kept_row<kMostRanks>(peers, rows, row, kept + (1 + warp) * units, kept);
       } else {

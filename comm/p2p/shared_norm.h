@@ -17,8 +17,7 @@ struct ShareRows {
   // All ranks' terms of these rows stand here, one rank's behind the other's. Otherwise each rank has its
   // own, one share's behind the other's.
   bool handed = false;
-  bool kept = false;    // normed rows go to this rank's memory alone (comm/norm_reducer.h)
-  int ahead_bytes = 0;  // but so much of each, from its begin on, to all ranks'
+  bool kept = false;  // normed rows go to this rank's memory alone (comm/norm_reducer.h)
   // Normed rows are codes, with a scale each behind all ranks' rows: only of rows that a block has room for,
   // of 8192 elements at most.
   bool codes = false;

@@ -233,7 +233,6 @@ Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
     mine.push_back(parts_.ops->takes_codes(*op_state_, weight, slot.has_bias, options_.dtype, rows));
     mine.push_back(hands &&
                    parts_.ops->hands_rows(*op_state_, weight, slot.has_bias, options_.dtype, mesh_.tp()));
-    mine.push_back(parallel::wants_half_ahead(weight));
   }
   // Other stages may have more layers.
   ASSIGN_OR_RETURN(
@@ -242,8 +241,8 @@ Status RankEngine::agree_on_rows(const comm::NormReducer* reducer) {
   auto next = all.begin();
   for (const parallel::MatrixSlot& slot : weight_map_.matrices) {
     if (slot.normed_as == nullptr) continue;
-    *slot.normed_as = {.codes = next[0], .shares = next[1], .half_ahead = next[2]};
-    next += 3;
+    *slot.normed_as = {.codes = next[0], .shares = next[1]};
+    next += 2;
   }
   return ok_status();
 }

@@ -277,7 +277,7 @@ void compare_products(const kernels::CudaModule& module,
 
 // A column-parallel product of an 8B's layers and the norm of shares in front of it, whose rows cross the
 // link: alone, with all rows there; behind a norm that stores its rows at all ranks; and handing rows that
-// the norm has kept, or half of their columns. Beside it what their way alone takes: gathered by a kernel,
+// the norm has kept. Beside it what their way alone takes: gathered by a kernel,
 // and copied to the ranks one after the other by what the device has for that.
 void compare_handed(const kernels::CudaModule& module,
                     Bench& bench,
@@ -304,20 +304,18 @@ void compare_handed(const kernels::CudaModule& module,
   const device::Buffer streams =
       bench.backend.allocate(2 * kMostSharedRows * kRowBytes, device::MemoryKind::kDevice).value();
   if (prints)
-    std::printf(
-        "%10s %10s %10s %10s %10s %10s %10s %10s   us in a graph, [rows, %lld] by [%lld, %lld], %d GPUs\n",
-        "rows",
-        "product",
-        "norm",
-        "both",
-        "handed",
-        "half",
-        "gathered",
-        "copied",
-        static_cast<long long>(kHidden),
-        static_cast<long long>(n),
-        static_cast<long long>(kHidden),
-        size);
+    std::printf("%10s %10s %10s %10s %10s %10s %10s   us in a graph, [rows, %lld] by [%lld, %lld], %d GPUs\n",
+                "rows",
+                "product",
+                "norm",
+                "both",
+                "handed",
+                "gathered",
+                "copied",
+                static_cast<long long>(kHidden),
+                static_cast<long long>(n),
+                static_cast<long long>(kHidden),
+                size);
   for (int64_t rows = size * kernels::kHandedRows; rows <= kMostSharedRows; rows *= 2) {
     const int64_t share = rows / size;
     const Tensor x = reducer.shared_out(rows, kHidden, DType::kBF16);
@@ -325,10 +323,9 @@ void compare_handed(const kernels::CudaModule& module,
     const Tensor residual = streams.view(DType::kBF16, {share, kHidden});
     const Tensor all = streams.view(DType::kBF16, {rows, kHidden}, kMostSharedRows * kRowBytes);
     CHECK(module.ops->hands_rows(*state, weight, false, DType::kBF16, size), "nobody hands rows");
-    auto norm = [&](bool kept, int64_t ahead) {
-      reducer.add_rms_norm_of_shares(
-          {.residual = residual, .weight = norm_weight, .out = x, .kept = kept, .ahead_bytes = ahead},
-          bench.stream);
+    auto norm = [&](bool kept) {
+      reducer.add_rms_norm_of_shares({.residual = residual, .weight = norm_weight, .out = x, .kept = kept},
+                                     bench.stream);
     };
     const kernels::LinearParams product{.x = x, .weight = weight, .bias = {}, .out = y};
     auto multiply = [&] { module.ops->linear(*state, bench.stream, product); };
@@ -340,21 +337,19 @@ void compare_handed(const kernels::CudaModule& module,
                                 {share, kHidden},
                                 residual.device);
     };
-    auto hand = [&](int64_t ahead) {
-      norm(true, ahead);
-      device::HandedRows handed = reducer.handed_rows(rows, kHidden, DType::kBF16, false);
-      handed.ahead_bytes = ahead;
+    auto hand = [&] {
+      norm(true);
+      const device::HandedRows handed = reducer.handed_rows(rows, kHidden, DType::kBF16, false);
       module.ops->linear_of_handed(*state, bench.stream, product, handed);
     };
     const double times[] = {measure(bench, multiply),
-                            measure(bench, [&] { norm(false, 0); }),
+                            measure(bench, [&] { norm(false); }),
                             measure(bench,
                                     [&] {
-                                      norm(false, 0);
+                                      norm(false);
                                       multiply();
                                     }),
-                            measure(bench, [&] { hand(0); }),
-                            measure(bench, [&] { hand(device::handed_ahead_bytes(kRowBytes)); }),
+                            measure(bench, hand),
                             measure(bench, [&] { group->all_gather(residual, all, bench.stream); }),
                             measure(bench, [&] {
                               for (int i = 1; i < size; ++i) bench.stream.copy(place_at(i), residual);

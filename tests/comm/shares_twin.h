@@ -118,7 +118,6 @@ class SharesTwin {
       ASSERT_TRUE(
           cuda_module().value()->ops->hands_rows(*state_, matrix_of_reader(shape), false, kType, size()));
       handed = reducer_.handed_rows(rows(shape), hidden(shape), kType, static_cast<bool>(normed.scales));
-      handed.ahead_bytes = ahead_bytes(normed);
       ++num_kept_;
     }
     if (normed.scales) ++num_of_codes_;
@@ -133,12 +132,9 @@ class SharesTwin {
                                      .epsilon = 1e-5f,
                                      .out = normed.rows,
                                      .out_scales = normed.scales,
-                                     .kept = kept,
-                                     .ahead_bytes = kept ? ahead_bytes(normed) : 0},
+                                     .kept = kept},
                                     *group_.stream);
   }
-  // Whether half of the columns go ahead where such a call keeps its rows the next time.
-  bool sends_ahead(size_t shape) const { return ahead_bytes(normed_of(shape)) > 0; }
   int num_kept() const { return num_kept_; }
   int num_of_codes() const { return num_of_codes_; }
   // What was normed last stays.
@@ -228,11 +224,6 @@ class SharesTwin {
   }
   bool has_products() const { return between_ != Between::kStandIns; }
   bool has_reader() const { return between_ != Between::kStandIns && between_ != Between::kProduct; }
-  // Every second call that keeps rows sends half of their columns ahead.
-  int64_t ahead_bytes(const Normed& normed) const {
-    const int64_t row_bytes = normed.rows.dim(1) * dtype_bytes(normed.rows.dtype);
-    return num_kept_ % 2 == 0 ? 0 : device::handed_ahead_bytes(row_bytes);
-  }
   Normed normed_of(size_t shape) const {
     const Tensor out = reducer_.shared_out(rows(shape), hidden(shape), kType);
     const bool codes =

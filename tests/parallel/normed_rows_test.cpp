@@ -59,7 +59,7 @@ TEST(NormedRows, AreCodesInSomeSteps) {
         *weights.matrices[0].target = {.scheme = WeightScheme::kF8E4M3, .n = kInner, .k = hidden};
         const StepView step{.num_tokens = tokens, .sequence_parallel = layout.is_sequence_parallel(tokens)};
         EXPECT_FALSE(reader.takes(step).codes);  // not agreed
-        *weights.matrices[0].normed_as = {.codes = true, .shares = true, .half_ahead = true};
+        *weights.matrices[0].normed_as = {.codes = true, .shares = true};
         return reader.takes(step);
       };
   const Layout shared{.tp = 2, .sequence_parallel_from = 256};
@@ -71,7 +71,6 @@ TEST(NormedRows, AreCodesInSomeSteps) {
   EXPECT_TRUE(takes(shared, kEnough).shares);
   EXPECT_FALSE(takes(shared, kEnough, false).codes);
   EXPECT_FALSE(takes(shared, kEnough, false).shares);
-  EXPECT_TRUE(takes(shared, kEnough).half_ahead);
   // Norms leave no codes of wider rows.
   EXPECT_TRUE(takes(shared, kEnough, true, kernels::kMostCodedHidden).shares);
   EXPECT_FALSE(takes(shared, kEnough, true, kernels::kMostCodedHidden + 8).codes);
@@ -122,14 +121,5 @@ TEST(NormedRows, LieBesideTheirInputAsCodes) {
 }
 
 // Of Llama-3.1-8B's matrices: queries, keys and values among four ranks, gate and up among eight.
-TEST(NormedRows, AreWantedAheadWhereAProductsOwnAreSoonDone) {
-  auto wants = [](int64_t rows, int tp) { return wants_half_ahead({.n = rows / tp, .k = 4096}); };
-  EXPECT_TRUE(wants(6144, 2));
-  EXPECT_TRUE(wants(6144, 4));
-  EXPECT_FALSE(wants(28672, 2));
-  EXPECT_FALSE(wants(28672, 4));
-  EXPECT_TRUE(wants(28672, 8));
-}
-
 }  // namespace
 }  // namespace llm_dist::parallel

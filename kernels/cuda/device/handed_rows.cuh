@@ -15,31 +15,18 @@ namespace llm_dist::kernels {
 
 inline constexpr int kHandedUnit = 16;  // bytes
 
-// `rank` knows how far this rank's rows have come: whoever calls it, one thread, has seen to it.
-__device__ inline void tell_come(const device::HandedRows& rows, int rank, bool all) {
-  const uint64_t come = 2 * load_relaxed(rows.calls) - (all ? 0 : 1);
-  store_release(rows.come[rank] + rows.rank, come);
-}
-
-// Who gets this rank's rows next, `distance` from 1 on: that one wants them so many shares behind its own, and
-// nobody else sends to it meanwhile.
+// Who gets this rank's rows next, `distance` from 1 on: that one wants them so many shares behind its own,
+// and nobody else sends to it meanwhile.
 __device__ inline int next_to_get(const device::HandedRows& rows, int distance) {
   return rows.rank - distance + (distance > rows.rank ? rows.size : 0);
 }
 
-// Copies one warp's part of this rank's rows to the other ranks, one after the other, of `warps`, this one the
-// warp-th. The last one that is done with a rank tells it.
+// Copies one warp's part of this rank's rows to the other ranks, one after the other, of `warps`, this one
+// the warp-th. The last one that is done with a rank tells it.
 __device__ inline void hand_rows(const device::HandedRows& rows, int warp, int warps) {
   constexpr int kAtOnce = 3;  // units on their way; registers have room for no more
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const int ahead = static_cast<int>(rows.ahead_bytes) / kHandedUnit;
-  if (ahead > 0 && warp == 0 && lane == 0) {
-    for (int distance = 1; distance < rows.size; ++distance)
-      tell_come(rows, next_to_get(rows, distance), false);
-  }
-  const int row_units = static_cast<int>(rows.row_bytes) / kHandedUnit;
-  const int units = row_units - ahead;
-  const int all_units = static_cast<int>(rows.share_bytes / rows.row_bytes) * units;
+  const int units = static_cast<int>(rows.share_bytes / kHandedUnit);
   const int64_t share = rows.rank * rows.share_bytes;
   const auto* from = reinterpret_cast<const uint4*>(rows.rows[rows.rank] + share);
   const int step = warps * kWarpSize;
@@ -48,42 +35,36 @@ __device__ inline void hand_rows(const device::HandedRows& rows, int warp, int w
     const int rank = next_to_get(rows, distance);
     auto* to = reinterpret_cast<uint4*>(rows.rows[rank] + share);
 #pragma unroll 1
-    for (int i = warp * kWarpSize + lane; i < all_units; i += kAtOnce * step) {
-      int at[kAtOnce];
+    for (int i = warp * kWarpSize + lane; i < units; i += kAtOnce * step) {
       uint4 loaded[kAtOnce] = {};
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int unit = i + j * step;
-        at[j] = unit < all_units ? unit / units * row_units + ahead + unit % units : -1;
-        if (at[j] >= 0) loaded[j] = __ldcg(from + at[j]);
+        if (i + j * step < units) loaded[j] = __ldcg(from + i + j * step);
       }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        if (at[j] >= 0) to[at[j]] = loaded[j];
+        if (i + j * step < units) to[i + j * step] = loaded[j];
       }
     }
     __syncwarp();  // all lanes' copies go before the release, too
     if (lane == 0 && count_done(rows.warps_done + rank) + 1 == static_cast<uint32_t>(warps)) {
       rows.warps_done[rank] = 0;
-      tell_come(rows, rank, true);
+      store_release(rows.come[rank] + rows.rank, load_relaxed(rows.calls));
     }
   }
 }
 
-// Returns when the rows of `source` have come, or their first columns, for copies by TMA to read, or when
-// nobody is to wait any more; whether all have. One thread calls it, which then asks for the copies.
-__device__ inline bool await_rows(const device::HandedRows& rows, int source, bool all) {
+// Returns when the rows of `source` have come, for copies by TMA to read, or when nobody is to wait any more.
+// One thread calls it, which then asks for the copies.
+__device__ inline void await_rows(const device::HandedRows& rows, int source) {
   const uint64_t* come = rows.come[rows.rank] + source;
   // Past the first-level cache, which may hold what it was: not all who call it have waited for the call.
-  const uint64_t last = 2 * load_relaxed(rows.calls);
-  const uint64_t wanted = last - (all ? 0 : 1);
+  const uint64_t wanted = load_relaxed(rows.calls);
   uint32_t polls = first_poll();
-  uint64_t number = 0;
-  while ((number = load_acquire(come)) < wanted) {
-    if (gives_up(rows.aborted, polls)) return true;
+  while (load_acquire(come) < wanted) {
+    if (gives_up(rows.aborted, polls)) return;
   }
   asm volatile("fence.proxy.async.global;" ::: "memory");
-  return number >= last;
 }
 
 }  // namespace llm_dist::kernels

@@ -144,23 +144,17 @@ __device__ inline void bring_tiles(const CUtensorMap& x,
   const auto w_readers = static_cast<uint16_t>(kColumnOfBlocks << (walk.column * C::kRows));
   const int w_at = walk.row * C::template kWRows<Kind>;  // of a stage's rows of W
   const uint64_t policy = policy_read_normally();
-  const int ahead_steps = static_cast<int>(handed.ahead_bytes) / kRowBytes;
-  static_assert(device::HandedRows::kStepBytes == kRowBytes);
   Cursor<Kind::kStages> cursor;
   int last_share = walk.args.first_share;
-  int steps_there = walk.args.steps;  // of the last share's rows
   for (int i = walk.first(); i < walk.args.tiles; i += walk.clusters()) {
     const Tile tile = walk.tile(i);
     // Shares follow one another.
-    if (handed.size > 0 && tile.share != last_share)
-      steps_there = tile.share == handed.rank ? walk.args.steps : 0;
+    if (handed.size > 0 && tile.share != last_share) await_rows(handed, tile.share);
     last_share = tile.share;
     const int x_row = tile.share * walk.args.rows + tile.row;
     const int w_row = w_at / Kind::kHalfRows * walk.args.half_stride + tile.column + w_at % Kind::kHalfRows;
 #pragma unroll 1
     for (int step = 0; step < walk.args.steps; ++step) {
-      if (step >= steps_there)
-        steps_there = await_rows(handed, tile.share, step >= ahead_steps) ? walk.args.steps : ahead_steps;
       uint64_t* full = memory.full + cursor.stage;
       barrier_wait(memory.empty + cursor.stage, cursor.parity ^ 1);
       barrier_arrive_expecting(full, Memory<Kind>::kStageBytes);
