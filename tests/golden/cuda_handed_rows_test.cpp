@@ -1,6 +1,7 @@
 // A model whose products hand rows among two GPUs (src/device/handed_rows.h), beside the same one without
 // sequence parallelism, whose products find all rows. Weights are made up: nothing is said of what comes out
 // but that it is the same. Likewise of products of prompts by weights in 8-bit floats, beside the library's.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 
@@ -26,6 +27,12 @@ std::atomic<int> num_of_codes_scattered{0};
 // Products of rows that a norm left in codes, and those that hand such.
 std::atomic<int> num_of_norms{0};
 std::atomic<int> num_of_norms_handed{0};
+
+// The token that a greedy sequence goes on with. Made-up weights have near ties, and what is behind one that
+// went the other way has other logits.
+ptrdiff_t best(const std::vector<float>& logits) {
+  return std::max_element(logits.begin(), logits.end()) - logits.begin();
+}
 
 // Of a norm's codes: one for each row, not for groups of its columns.
 bool are_of_norm(const Tensor& scales) { return scales && scales.dim(0) == 1; }
@@ -194,7 +201,10 @@ TEST_F(CudaHandedRows, PromptsByF8WeightsAreTheLibrarys) {
     ASSERT_EQ(got.size(), expected.size());
     double off = 0;
     double all = 0;
+    bool same_tokens = true;
     for (size_t row = 0; row < got.size(); ++row) {
+      same_tokens = row % kOutputs == 0 || (same_tokens && best(got[row - 1]) == best(expected[row - 1]));
+      if (!same_tokens) continue;
       for (size_t i = 0; i < got[row].size(); ++i) {
         off += std::pow(double{got[row][i]} - double{expected[row][i]}, 2);
         all += std::pow(double{expected[row][i]}, 2);
