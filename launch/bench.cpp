@@ -25,6 +25,7 @@ std::string run_environment(RankProcess& process) {
                          {"pp", options.layout.pp},
                          {"device", process.device().backend->description()},
                          {"graph_sizes", options.graph_sizes},
+                         {"max_num_batched_tokens", options.max_num_batched_tokens},
                          {"world_size", process.size()},
                          {"threads_per_rank", options.threads},
                          {"activations", std::string(to_string(options.dtype))},

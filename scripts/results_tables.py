@@ -29,8 +29,9 @@ def layout_of(result):
 
 
 def tokens_a_step(result):
+    """Older files have no such entry: the default was 2048 in every layout."""
     flag = re.search(r"--max-num-batched-tokens[ =](\d+)", result["command"])
-    return int(flag[1]) if flag else 2048
+    return result.get("max_num_batched_tokens", int(flag[1]) if flag else 2048)
 
 
 def mean_decoding(batch, input_len, output_len, budget, stages):
