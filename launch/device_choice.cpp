@@ -98,6 +98,7 @@ Status add_device_resources(const RankDevice& device, RankResources& resources) 
   ASSIGN_OR_RETURN(device::MemoryInfo memory, device.backend->memory_info());
   resources.memory_bytes = memory.free_bytes;
   resources.default_kv_bytes = 0;
+  resources.own_device = true;
   resources.bf16_arithmetic = true;
   resources.prefers_graphs = device.backend->prefers_graphs();
   resources.peer_memory = device.custom_all_reduce;

@@ -186,7 +186,7 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group
       ->add_option("--max-num-batched-tokens",
                    scheduler.max_num_batched_tokens,
-                   format("Tokens of one step (0: {} for each rank of a tensor group)", kStepTokens))
+                   format("Tokens of one step (0: {}, on GPUs for each rank of a tensor group)", kStepTokens))
       ->check(CLI::NonNegativeNumber);
   group->add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill",
                   scheduler.chunked_prefill,
@@ -321,7 +321,8 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.max_num_seqs = flags.scheduler.max_num_seqs;
   options.max_num_batched_tokens = flags.scheduler.max_num_batched_tokens;
   if (options.max_num_batched_tokens == 0) {
-    options.max_num_batched_tokens = std::max(kStepTokens * options.layout.tp, options.max_num_seqs);
+    const int64_t ranks = resources.own_device ? options.layout.tp : 1;
+    options.max_num_batched_tokens = std::max(kStepTokens * ranks, options.max_num_seqs);
     if (!flags.scheduler.chunked_prefill)
       options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_model_len);
   }

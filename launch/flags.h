@@ -47,12 +47,13 @@ struct MemoryFlags {
   int64_t block_size = 16;
 };
 
-// Tokens of a step for each rank of a tensor group: so a step takes about as long on any number of them.
+// Tokens of a step. Where ranks have devices of their own, for each rank of a tensor group, so that a step
+// takes about as long on any number of them.
 inline constexpr int64_t kStepTokens = 2048;
 
 struct SchedulerFlags {
   int64_t max_num_seqs = 64;
-  int64_t max_num_batched_tokens = 0;  // 0: kStepTokens a rank
+  int64_t max_num_batched_tokens = 0;  // 0: by kStepTokens
   bool chunked_prefill = true;
   bool async_scheduling = true;
   std::string policy = "fcfs";
@@ -93,6 +94,7 @@ struct RankResources {
   int world_size = 1;
   int ranks_per_node = 1;
   int threads = 1;
+  bool own_device = false;                    // that no other rank computes on, as CPUs of a host are
   bool bf16_arithmetic = true;                // the device multiplies bf16
   DType quantized_activations = DType::kF32;  // beside quantized weights
   bool prefers_graphs = false;                // decode steps replayed as graphs unless told otherwise

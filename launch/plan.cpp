@@ -66,6 +66,7 @@ Result<bool> plan(const PlanFlags& flags) {
                            *checkpoint,
                            {.world_size = world,
                             .ranks_per_node = world,
+                            .own_device = on_gpus,
                             .peer_memory = on_gpus && !flags.engine.parallel.disable_custom_all_reduce,
                             .peer_hand_off = on_gpus && !flags.engine.parallel.disable_custom_hand_off,
                             .memory_bytes = memory}));

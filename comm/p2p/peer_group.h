@@ -40,6 +40,7 @@ struct PeerLimits {
   int64_t largest() const;                      // all-reduce
   int64_t largest_parts(int group_size) const;  // exchange, of all parts together; one of fewer bytes fits
 };
+inline constexpr int64_t kMostSharedBytes = int64_t{512} << 20;  // of the memory that a rank gives for it
 PeerLimits default_peer_limits(int group_size, const GroupUse& use);
 
 inline constexpr int kMaxPeerRanks = 8;

@@ -23,6 +23,7 @@ struct Card {
   uint64_t process = 0;  // where this module lies in it
   int64_t pid = 0;       // no two processes of a host share both
   uint64_t address = 0;
+  int64_t bytes = 0;  // of its memory
   cudaUUID_t gpu{};
   cudaIpcMemHandle_t handle{};
 };
@@ -146,7 +147,10 @@ Result<std::string> PeerResources::prepare() {
   RETURN_IF_ERROR(cuda_status(load_shared_norm_kernels(group_.info.size), "the kernels of shared norms"));
   RETURN_IF_ERROR(cuda_status(load_message_kernels(), "the kernels of messages"));
   std::byte* mine = view_.memory[group_.info.rank];
-  Card card{.process = this_process(), .pid = getpid(), .address = reinterpret_cast<uint64_t>(mine)};
+  Card card{.process = this_process(),
+            .pid = getpid(),
+            .address = reinterpret_cast<uint64_t>(mine),
+            .bytes = view_.layout.bytes};
   ASSIGN_OR_RETURN(card.gpu, uuid_of(group_.device_index));
   RETURN_IF_ERROR(cuda_status(cudaIpcGetMemHandle(&card.handle, mine), "cudaIpcGetMemHandle"));
   std::string text(kPeerCardBytes, '\0');
@@ -169,6 +173,12 @@ Status PeerResources::open_peer(int peer, const std::string& text) {
   Card card;
   if (text.size() != kPeerCardBytes) return data_loss("its card is damaged");
   std::memcpy(&card, text.data(), sizeof card);
+  if (card.bytes != view_.layout.bytes) {
+    return failed_precondition(
+        format("it has {} bytes for its peers and this rank {}: have all ranks the same flags?",
+               card.bytes,
+               view_.layout.bytes));
+  }
   ASSIGN_OR_RETURN(int theirs, find_gpu(card.gpu));
   if (theirs < 0) {
     return failed_precondition(

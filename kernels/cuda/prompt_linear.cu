@@ -24,9 +24,8 @@
 //   tile at the same time, and behind stores that wait for the link, loads wait, too, so the turns of a tile
 //   are spread over the next one. Shares come one after the other, so that all but the last cross while there
 //   is still something to multiply.
-// - x may be in shares, too, of which other ranks have all but the first (device/handed_rows.cuh). The first
-//   columns of those may be there already, so that a tile begins while the others come. Then y is in the
-//   same shares, one behind the other, so that no tile reads rows of two.
+// - x may be in shares, too, of which other ranks have all but the first (device/handed_rows.cuh). Then y is
+//   in the same shares, one behind the other, so that no tile reads rows of two.
 #include <algorithm>
 #include <array>
 

@@ -21,8 +21,8 @@ struct HandedRows {
   // of this one to it, 0 between calls.
   const uint64_t* calls = nullptr;
   uint32_t* warps_done = nullptr;
-  int64_t share_bytes = 0;  // whole rows
-  int64_t row_bytes = 0;    // a multiple of 16
+  int64_t share_bytes = 0;  // whole rows; a multiple of 16
+  int64_t row_bytes = 0;
   AbortWords aborted;
   int rank = 0;
   int size = 0;  // 0: all rows are there

@@ -4,6 +4,7 @@
 
 #include "comm/agreement.h"
 #include "comm/collective_times.h"
+#include "comm/p2p/peer_group.h"
 #include "parallel/linear.h"
 #include "src/base/log.h"
 #include "src/model/layout.h"
@@ -94,7 +95,10 @@ int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const Engine
 
 int64_t shared_step_bytes(int64_t hidden_size, const EngineOptions& options) {
   const int64_t rows = options.padded_tokens();
-  return options.layout.is_sequence_parallel(rows) ? rows * hidden_size * dtype_bytes(options.dtype) : 0;
+  if (!options.layout.is_sequence_parallel(rows) || dtype_bytes(options.dtype) != 2) return 0;
+  const int64_t bytes = rows * hidden_size * dtype_bytes(options.dtype);
+  // Steps that are too large end it for all, unless it is asked for in all.
+  return options.layout.sequence_parallel || bytes <= comm::kMostSharedBytes ? bytes : 0;
 }
 
 RankEngine::RankEngine(const RankEngineParts& parts, const EngineOptions& options)

@@ -36,7 +36,8 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config, 
 // Hand-overs between stages that a rank takes part in.
 int num_lanes(const parallel::Mesh& mesh);
 int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options);
-// Rows of the largest step of which each rank of a tensor group has a share; 0 where all have all.
+// Rows of the largest step of which each rank of a tensor group has a share, as norms of shares take them
+// (comm/norm_reducer.h); 0 where they are not to take any.
 int64_t shared_step_bytes(int64_t hidden_size, const EngineOptions& options);
 
 struct RankEngineParts {

@@ -120,6 +120,5 @@ TEST(NormedRows, LieBesideTheirInputAsCodes) {
   EXPECT_TRUE(codes < begin || codes >= begin + memory.bytes());
 }
 
-// Of Llama-3.1-8B's matrices: queries, keys and values among four ranks, gate and up among eight.
 }  // namespace
 }  // namespace llm_dist::parallel

@@ -202,6 +202,35 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(done.returncode, code, done.stderr)
                 json.loads(done.stdout)
 
+    def planned(self, *flags):
+        done = run(["plan", harness.smollm(), "--threads", 1, "--json", *flags])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)["ranks"]
+
+    def test_a_step_has_2048_tokens_on_gpus_for_each_rank_of_a_tensor_group(self):
+        for flags, tokens in ((["--tp", 1], 2048), (["--tp", 3], 2048), (["--tp", 3, "--device", "cuda"], 6144),
+                              (["--pp", 2, "--device", "cuda"], 2048), (["--max-num-seqs", 3000], 3000),
+                              (["--no-enable-chunked-prefill", "--max-model-len", 4096], 4096)):
+            with self.subTest(flags=flags):
+                ranks = self.planned(*flags)
+                self.assertEqual(ranks, self.planned(*flags, "--max-num-batched-tokens", tokens))
+                self.assertNotEqual(ranks, self.planned(*flags, "--max-num-batched-tokens", 2 * tokens))
+
+    def test_ranks_have_memory_for_shares_of_the_largest_step(self):
+        def of_shares(tokens, dtype="bfloat16", sequence_parallel="auto"):
+            def beside_activations(when):
+                rank = self.planned("--device", "cuda", "--tp", 3, "--dtype", dtype, "--sequence-parallel", when,
+                                    "--max-num-batched-tokens", tokens)[0]
+                return rank["fixed_bytes"] - rank["activation_bytes"]
+            return beside_activations(sequence_parallel) - beside_activations("off")
+        row_bytes, pages = 2 * 576, 4 << 20  # of SmolLM2-135M
+        for tokens in (6144, 98304):
+            self.assertAlmostEqual(of_shares(tokens), 2 * tokens * row_bytes, delta=pages)
+        self.assertAlmostEqual(of_shares(98304, dtype="float32"), 0, delta=pages)
+        too_many = 3 * (200 << 10)  # 675 MiB, of which there are 512 at most
+        self.assertAlmostEqual(of_shares(too_many), 0, delta=pages)
+        self.assertAlmostEqual(of_shares(too_many, sequence_parallel="on"), 2 * (512 << 20), delta=pages)
+
     def test_memory_that_is_none(self):
         for memory in ("0", "-1", "nan", "1e30TiB", "12XB"):
             with self.subTest(memory=memory):
