@@ -40,7 +40,8 @@ struct PeerLimits {
   int64_t largest() const;                      // all-reduce
   int64_t largest_parts(int group_size) const;  // exchange, of all parts together; one of fewer bytes fits
 };
-inline constexpr int64_t kMostSharedBytes = int64_t{512} << 20;  // of the memory that a rank gives for it
+inline constexpr int64_t kMostSharedBytes = int64_t{512} << 20;  // PeerLimits::shared_bytes of any group
+// Of so many ranks, by what their group is for.
 PeerLimits default_peer_limits(int group_size, const GroupUse& use);
 
 inline constexpr int kMaxPeerRanks = 8;

@@ -15,9 +15,9 @@ int64_t PeerLimits::largest_parts(int group_size) const {
 // norm behind them: all that their kernel takes, measured up to four; where two trips begin is by count of
 // bytes. In one trip of some 1.1 µs n - 1 copies leave a rank, in two 2 (n - 1) / n of one: at 370 GB/s that
 // takes as long either way with 610 KB (three ranks), 270 KB (four) and 77 KB (eight). Shares: all that the
-// largest step has, as long as it is worth the memory; handed to their ranks where products take
-// their blocks two rounds, so that the first one's results cross beside the second. Parts: measured between
-// two; the limit keeps their memory at 64 MiB.
+// largest step has, as long as it is worth the memory; handed to their ranks where products take their blocks
+// two rounds, so that the first one's results cross beside the second. Parts: measured between two; the limit
+// keeps their memory at 64 MiB.
 PeerLimits default_peer_limits(int group_size, const GroupUse& use) {
   constexpr int64_t kKiB = 1024;
   constexpr int64_t kMiB = 1024 * kKiB;
