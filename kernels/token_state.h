@@ -24,11 +24,13 @@ struct ScatterTokensParams {
   Tensor history;    // i32 [num_slots, max_model_len]
 };
 
-// out[i] = x[rows[i]]; zeros where rows[i] is negative.
+// out[i] = x[rows[i] − x_begin]; zeros where rows[i] is negative or another shard's, so that a sum over the
+// shards is the row of the whole tensor.
 struct GatherRowsParams {
-  Tensor x;     // [num_tokens, hidden]
-  Tensor rows;  // i32 [n]
-  Tensor out;   // [n, hidden]
+  Tensor x;             // [num_tokens, hidden], or a shard of it
+  int64_t x_begin = 0;  // the row of the whole that x begins with
+  Tensor rows;          // i32 [n], negative for padding
+  Tensor out;           // [n, hidden]
 };
 
 }  // namespace llm_dist::kernels

@@ -24,15 +24,6 @@ class ResidualStream {
   Hidden entrance(const StepView& step) const {
     return {context_.arena->get(residual_, step.local_tokens, hidden_size_), {}};
   }
-  // Starts the stream from local rows [local_tokens, hidden], the embedding.
-  Hidden start(const Tensor& from, const StepView& step) const {
-    Hidden hidden = entrance(step);
-    context_.ops->observed(
-        kernels::CallKind::kCopy, "copy_residual", step.local_tokens, [&](device::Stream& stream) {
-          stream.copy(hidden.residual, from);
-        });
-    return hidden;
-  }
   // Everything added up: what the next stage starts from.
   Tensor finish(const Hidden& hidden, const StepView& step) const {
     if (!hidden.x) return hidden.residual;

@@ -9,7 +9,6 @@ bool drops_rows(const StepView& step) { return step.num_samples < step.num_token
 
 SampledRows::SampledRows(const Context& context, int64_t hidden_size, int64_t attended_size)
     : context_(context),
-      region_(context, hidden_size),
       attended_(context.arena->declare("sampled_attended", RowKind::kSamples, attended_size, context.dtype)),
       residual_(context.arena->declare("sampled_residual", RowKind::kSamples, hidden_size, context.dtype)) {}
 
@@ -23,17 +22,18 @@ StepView SampledRows::behind_attention(const StepView& step) {
 }
 
 Tensor SampledRows::attended(const Tensor& attended, const StepView& step) const {
-  return drops_rows(step) ? take(attended_, attended, step) : attended;
+  if (!drops_rows(step)) return attended;
+  const Tensor rows = context_.arena->get(attended_, step.num_samples, attended.dim(1));
+  context_.ops->gather_rows({.x = attended, .rows = step.sample_rows, .out = rows});
+  return rows;
 }
 
 Tensor SampledRows::residual(const Tensor& residual, const StepView& step) const {
-  return drops_rows(step) ? take(residual_, region_.gather_to_whole(residual, step), step) : residual;
-}
-
-Tensor SampledRows::take(Arena::Id to, const Tensor& whole, const StepView& step) const {
-  Tensor rows = context_.arena->get(to, step.num_samples, whole.dim(1));
-  context_.ops->gather_rows({.x = whole, .rows = step.sample_rows, .out = rows});
-  return rows;
+  if (!drops_rows(step)) return residual;
+  const Tensor rows = context_.arena->get(residual_, step.num_samples, residual.dim(1));
+  const int64_t begin = step.sequence_parallel ? context_.mesh.rank_tp() * step.local_tokens : 0;
+  context_.ops->gather_rows({.x = residual, .x_begin = begin, .rows = step.sample_rows, .out = rows});
+  return step.sequence_parallel ? all_reduce_rows(context_, rows) : rows;
 }
 
 }  // namespace llm_dist::parallel

@@ -2,7 +2,8 @@
 // of prompts goes on with the others: few of them, since a prompt's last token alone is sampled.
 #pragma once
 
-#include "parallel/sequence_region.h"
+#include "parallel/contribution.h"
+#include "parallel/step_view.h"
 
 namespace llm_dist::parallel {
 
@@ -21,10 +22,7 @@ class SampledRows {
   Tensor residual(const Tensor& residual, const StepView& step) const;
 
  private:
-  Tensor take(Arena::Id to, const Tensor& whole, const StepView& step) const;
-
   Context context_;
-  SequenceRegion region_;
   Arena::Id attended_;
   Arena::Id residual_;
 };

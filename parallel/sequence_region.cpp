@@ -23,11 +23,15 @@ Tensor SequenceRegion::reduce_to_local(const Tensor& partial, const StepView& st
   if (context_.mesh.tp() == 1) return partial;
   if (!step.sequence_parallel) return all_reduce_rows(context_, partial);
   Tensor local = context_.arena->get(local_, step.local_tokens, hidden_size_);
+  reduce_scatter(partial, local, step);
+  return local;
+}
+
+void SequenceRegion::reduce_scatter(const Tensor& partial, const Tensor& local, const StepView& step) const {
   context_.ops->observed(
       kernels::CallKind::kCollective, "reduce_scatter", step.num_tokens, [&](device::Stream& stream) {
         context_.tensor_group->reduce_scatter(partial, local, comm::ReduceOp::kSum, stream);
       });
-  return local;
 }
 
 bool SequenceRegion::is_summed_by_norm(int64_t rows, DType dtype, const StepView& step) const {

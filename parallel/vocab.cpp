@@ -20,11 +20,43 @@ VocabParallelEmbedding::VocabParallelEmbedding(const Context& context, const Voc
       region_(context, table.hidden_size()),
       output_(context.arena->declare("partial", RowKind::kTokens, table.hidden_size(), context.dtype)) {}
 
-Tensor VocabParallelEmbedding::forward(const StepView& step) const {
-  Tensor out = context_.arena->get(output_, step.num_tokens, table_.hidden_size());
+Contribution VocabParallelEmbedding::forward(const Tensor& residual, const StepView& step) const {
+  const bool by_norm = region_.is_summed_by_norm(step.num_tokens, context_.dtype, step);
+  if (by_norm) {
+    context_.ops->observed(
+        kernels::CallKind::kCopy, "clear_residual", residual.dim(0), [&](device::Stream& stream) {
+          stream.fill_zero(residual);
+        });
+    if (step.sequence_parallel) return scatter(step);
+  }
+  const Tensor rows = by_norm || step.sequence_parallel
+                          ? context_.arena->get(output_, step.num_tokens, table_.hidden_size())
+                          : residual;
+  look_up(step.token_ids, rows);
+  if (by_norm) return Contribution::partial(rows);
+  if (step.sequence_parallel) {
+    region_.reduce_scatter(rows, residual, step);
+  } else if (context_.mesh.tp() > 1) {
+    all_reduce_rows(context_, rows);
+  }
+  return {};
+}
+
+void VocabParallelEmbedding::look_up(const Tensor& ids, const Tensor& out) const {
   context_.ops->embedding(
-      {.ids = step.token_ids, .table = table_.weight(), .vocab_begin = table_.shard().begin, .out = out});
-  return region_.reduce_to_local(out, step);
+      {.ids = ids, .table = table_.weight(), .vocab_begin = table_.shard().begin, .out = out});
+}
+
+// As RowParallelLinear does: the other ranks' rows first, and each rank begins with another one's.
+Contribution VocabParallelEmbedding::scatter(const StepView& step) const {
+  const int tp = context_.mesh.tp();
+  Tensor own;
+  for (int behind = 1; behind <= tp; ++behind) {
+    const int rank = (context_.mesh.rank_tp() + behind) % tp;
+    own = context_.norm_reducer->shared_term(rank, step.num_tokens, table_.hidden_size(), context_.dtype);
+    look_up(step.token_ids.narrow(0, rank * step.local_tokens, step.local_tokens), own);
+  }
+  return Contribution::scattered(own);
 }
 
 VocabParallelHead::VocabParallelHead(const Context& context, const VocabWeight& table)

@@ -28,10 +28,14 @@ class VocabWeight {
 class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding(const Context& context, const VocabWeight& table);
-  // Local [local_tokens, hidden].
-  Tensor forward(const StepView& step) const;
+  // Begins the residual stream, local [local_tokens, hidden], with the tokens' rows; where the first norm
+  // makes sums over the ranks, with zeros, and the rows are what it is to add.
+  Contribution forward(const Tensor& residual, const StepView& step) const;
 
  private:
+  void look_up(const Tensor& ids, const Tensor& out) const;
+  Contribution scatter(const StepView& step) const;
+
   Context context_;
   const VocabWeight& table_;
   SequenceRegion region_;

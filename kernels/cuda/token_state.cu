@@ -27,11 +27,17 @@ __global__ void scatter_tokens(const int32_t* __restrict__ tokens,
 }
 
 template <typename T>
-__global__ void gather_rows(RowView<const T> x, const int32_t* __restrict__ rows, RowView<T> out, int width) {
+__global__ void gather_rows(RowView<const T> x,
+                            int64_t x_begin,
+                            int64_t x_rows,
+                            const int32_t* __restrict__ rows,
+                            RowView<T> out,
+                            int width) {
   const int64_t i = blockIdx.x;
-  const int32_t row = rows[i];
+  const int64_t row = rows[i] - x_begin;
+  const bool present = rows[i] >= 0 && row >= 0 && row < x_rows;
   for (int c = static_cast<int>(threadIdx.x); c < width; c += static_cast<int>(blockDim.x)) {
-    out.row(i)[c] = row < 0 ? T{} : x.row(row)[c];
+    out.row(i)[c] = present ? x.row(row)[c] : T{};
   }
 }
 
@@ -44,7 +50,12 @@ void launch_gather_rows(const GatherRowsParams& params, int64_t elements_per_wor
   const int64_t width = params.x.dim(1) / elements_per_word;
   const RowView<Word> x = view(params.x);
   gather_rows<Word><<<static_cast<unsigned>(params.out.dim(0)), threads_for(width, 256), 0, stream>>>(
-      {x.data, x.stride}, params.rows.as<int32_t>(), view(params.out), static_cast<int>(width));
+      {x.data, x.stride},
+      params.x_begin,
+      params.x.dim(0),
+      params.rows.as<int32_t>(),
+      view(params.out),
+      static_cast<int>(width));
 }
 
 }  // namespace

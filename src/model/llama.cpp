@@ -173,7 +173,11 @@ class Llama : public Model {
   int num_blocks() const override { return static_cast<int>(blocks_.size()); }
 
   void plan(const StepView& step) override { blocks_.front()->plan(step); }
-  Hidden embed(const StepView& step) override { return stream_.start(embedding_->forward(step), step); }
+  Hidden embed(const StepView& step) override {
+    Hidden hidden = stream_.entrance(step);
+    hidden.x = embedding_->forward(hidden.residual, step);
+    return hidden;
+  }
   Hidden entrance(const StepView& step) override { return stream_.entrance(step); }
   void block(int index, Hidden& hidden, const StepView& step) override {
     const LlamaBlock& block = *blocks_[static_cast<size_t>(index)];

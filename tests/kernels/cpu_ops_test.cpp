@@ -284,6 +284,23 @@ TEST_P(CpuOpsTest, GatherRows) {
   }
 }
 
+TEST_P(CpuOpsTest, GatheredShardsAddUpToTheRowsOfTheWhole) {
+  const TestTensor whole = random_tensor(DType::kF32, {6, 19});
+  const TestTensor rows(DType::kI32, {5}, {5, -1, 0, 3, 2});
+  std::vector<double> sums(5 * 19);
+  for (int64_t shard = 0; shard < 2; ++shard) {
+    const TestTensor out = random_tensor(DType::kF32, {5, 19});
+    run(ops_.gather_rows,
+        {.x = whole.view().rows(3 * shard, 3), .x_begin = 3 * shard, .rows = rows, .out = out});
+    for (int64_t i = 0; i < out.view().numel(); ++i) sums[static_cast<size_t>(i)] += out.at(i);
+  }
+  for (int64_t i = 0; i < 5; ++i) {
+    const auto row = static_cast<int64_t>(rows.at(i));
+    for (int64_t j = 0; j < 19; ++j)
+      EXPECT_EQ(sums[static_cast<size_t>(i * 19 + j)], row < 0 ? 0 : whole.at(row * 19 + j));
+  }
+}
+
 TEST_P(CpuOpsTest, EmptyBatches) {
   for (DType type : kActivationTypes) {
     const TestTensor none(type, {0, 16});

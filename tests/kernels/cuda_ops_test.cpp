@@ -68,6 +68,14 @@ TEST_F(CudaOps, EmbeddingAndGatheredRows) {
         return GatherRowsParams{.x = pick(table), .rows = pick(rows), .out = pick(gathered)};
       });
       expect_same(gathered, 0);
+      // As if x were a shard that begins with row 2: rows before it and behind its end are zeros.
+      Twin of_whole = ints({12, -1, 0, 3, 2, 13, 1});
+      Twin of_shard = output_twin(dtype, {7, width});
+      run_both(&OpTable::gather_rows, [&](auto pick) {
+        return GatherRowsParams{
+            .x = pick(table), .x_begin = 2, .rows = pick(of_whole), .out = pick(of_shard)};
+      });
+      expect_same(of_shard, 0);
     }
   }
 }

@@ -12,24 +12,11 @@
 #include "parallel/norm.h"
 #include "parallel/residual.h"
 #include "src/device/cpu/cpu_backend.h"
+#include "tests/parallel/call_names.h"
 #include "tests/parallel/reducing_group.h"
 
 namespace llm_dist::parallel {
 namespace {
-
-using Calls = std::vector<std::string>;
-
-class CallNames : public kernels::OpObserver {
- public:
-  void before(const kernels::OpCall& call, device::Stream&) override {
-    names.push_back(call.name);
-    rows.push_back(call.rows);
-  }
-  void after(const kernels::OpCall&, device::Stream&) override {}
-
-  Calls names;
-  std::vector<int64_t> rows;
-};
 
 // The CPU's ops, with a product that could send its term. Where it is sent, it is in place here.
 kernels::OpTable sending_ops() {
