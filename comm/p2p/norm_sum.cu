@@ -1,18 +1,17 @@
 // What stands between two matrices of a step in one kernel: the sum over the ranks, its addition to the
-// residual stream, and the norm. A block a row at a time, a thread a unit of it. Terms travel as
-// peer_terms.cuh says: alone, and without a fence.
+// residual stream, and the norm. A block a row at a time, or a cluster of them, a thread a unit of it. Terms
+// travel as peer_terms.cuh says: alone, and without a fence.
 //
 // In one trip every rank sends its row to all others and adds up all of them. In two, each adds up a part of
 // every row for which the others send it theirs, and sends that to all: more than two ranks so move fewer
 // bytes.
 //
-// Row r is the same block's on all ranks, which takes its rows in one order. Blocks of one number on the
-// ranks are on their own: each counts the sums of a row that it has made, in its GPU's memory, and takes the
-// two slots of the row's places in turn. A slot of sum n is written to again in sum n + 2, by a rank that has
-// ended sum n + 1. That one has heard from all ranks in it, from each itself or through who adds up a part;
-// and each sends for sum n + 1 only when its kernel of sum n has ended, which took and forgot what was in
-// that slot. In two trips a rank's place has its terms of the receiver's part and the sums of its own part:
-// no unit twice.
+// The blocks of a row on all ranks are on their own, and all ranks take rows in one order. A rank counts the
+// sums of each row that it has made, in its GPU's memory, and takes the two slots of the row's places in
+// turn. A slot of sum n is written to again in sum n + 2, by a rank that has ended sum n + 1. That one has
+// heard from all ranks in it, from each itself or through who adds up a part; and each sends for sum n + 1
+// only when its kernel of sum n has ended, which took and forgot what was in that slot. In two trips a rank's
+// place has its terms of the receiver's part and the sums of its own part: no unit twice.
 //
 // Terms may also be sent by the product that makes them, this rank's own among the places; and those of a
 // single row be taken by the product behind (FusedRow). That is each rank's own affair, as the same goes to
@@ -22,6 +21,7 @@
 //
 // The sum is rounded as all_reduce_sum rounds it, and the rest is norm_row: the bits of the calls apart.
 #include <algorithm>
+#include <type_traits>
 
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/packets.cuh"
@@ -29,9 +29,16 @@
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/second_level.cuh"
+#include "kernels/cuda/device/team_of_row.cuh"
 
 namespace llm_dist::comm {
 namespace {
+
+#ifdef LLM_DIST_SM90A
+inline constexpr bool kCompiledForTeams = true;
+#else
+inline constexpr bool kCompiledForTeams = false;
+#endif
 
 static_assert(kNormRowUnits <= kernels::kMostNormThreads);  // a thread has one unit at most
 static_assert(kMaxPeerRanks <= device::PeerTerms::kMostRanks);
@@ -95,14 +102,23 @@ __host__ __device__ inline int units_of_part(int units, int size) {
   return ((units + size - 1) / size + kLanes - 1) / kLanes * kLanes;
 }
 
-template <typename T, int kMostRanks, bool kTwoTrips>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+template <bool>  // where nothing is launched by teams
+using ThreadsOfRow = kernels::BlockOfRow;
+#else
+template <bool kByTeams>
+using ThreadsOfRow = std::conditional_t<kByTeams, kernels::TeamOfRow, kernels::BlockOfRow>;
+#endif
+
+template <typename T, int kMostRanks, bool kTwoTrips, bool kByTeams>
 __global__ void __launch_bounds__(kernels::kMostNormThreads)
     norm_sums(const __grid_constant__ PeerView peers, const NormRows rows) {
   constexpr int kVec = kPerUnit<T>;
+  ThreadsOfRow<kByTeams> threads;
   const int units = rows.width / kVec;
-  const int unit = static_cast<int>(threadIdx.x);
+  const int unit = threads.thread();
   const int owner = kTwoTrips ? unit / units_of_part(units, peers.size) : peers.rank;
-  for (int row = static_cast<int>(blockIdx.x); row < rows.rows; row += static_cast<int>(gridDim.x)) {
+  for (int row = threads.first_row(); row < rows.rows; row += threads.rows_at_once()) {
     const int64_t begin = int64_t{row} * rows.width;
     T* residual = static_cast<T*>(rows.residual) + begin;
     uint64_t* calls = at<uint64_t>(peers, peers.rank, peers.layout.norm_calls) + row;
@@ -145,38 +161,64 @@ __global__ void __launch_bounds__(kernels::kMostNormThreads)
     };
     const T* weight = static_cast<const T*>(rows.weight);
     T* out = static_cast<T*>(rows.out) + begin;
-    kernels::norm_row<kVec>(
-        rows.width, weight, rows.epsilon, send, take, static_cast<const T*>(residual), out);
-    if (threadIdx.x == 0) *calls = number;  // read by all before the block added up
+    kernels::norm_row<kVec, true>(
+        threads, rows.width, weight, rows.epsilon, send, take, static_cast<const T*>(residual), out);
+    if (unit == 0) *calls = number;  // read by all before they added up
   }
   if (rows.sent) kernels::wait_for_previous();
 }
 
-// Blocks that a GPU has room for at once, each of which takes row after row: with two on a multiprocessor
-// where a row needs half of a block's most threads. Ranks that share one share that.
-int blocks_for(const PeerView& peers, const NormRows& rows) {
+// Blocks of a row: as many as find a multiprocessor of their own, since the loads and stores of one go one
+// after the other, and two where rows are more. Fewer than four warps would wait longer for each other. One
+// where the product in front sends its terms, beside whose blocks these wait, and where ranks share a GPU: a
+// cluster might not find room beside blocks that wait for it.
+int team_blocks_for(const PeerView& peers, const NormRows& rows) {
+  if (!kCompiledForTeams || !kernels::has_clusters() || rows.sent || peers.shares_gpu) return 1;
+  constexpr int kLeastThreads = 128;
   const int threads = kernels::norm_threads(rows.width, kPerUnit<__half>);
-  int at_once = 2 * threads <= kernels::kMostNormThreads ? 2 * kNormBlocks : kNormBlocks;
+  int blocks = 8;
+  while (blocks > 2 && rows.rows * blocks > kNormBlocks) blocks /= 2;
+  while (blocks > 1 && threads < blocks * kLeastThreads) blocks /= 2;
+  return blocks;
+}
+
+// How many rows a GPU has room for at once. Ranks that share one share that.
+kernels::OverlappedLaunch launch_of(const PeerView& peers, const NormRows& rows, cudaStream_t stream) {
+  const int blocks = team_blocks_for(peers, rows);
+  const int threads = kernels::norm_threads((rows.width + blocks - 1) / blocks, kPerUnit<__half>);
+  int at_once = 2 * threads * blocks <= kernels::kMostNormThreads ? 2 * kNormBlocks : kNormBlocks;
   if (peers.shares_gpu) at_once = kNormBlocks / peers.size;
-  return std::min(static_cast<int>(rows.rows), at_once);
+  const int most = std::min(static_cast<int>(rows.rows), at_once);
+  return {.grid = dim3(static_cast<unsigned>(most * blocks)),
+          .threads = threads,
+          .stream = stream,
+          .cluster_blocks = blocks > 1 ? blocks : 0};
 }
 
 using Kernel = void (*)(PeerView, NormRows);
 
-template <typename T, bool kTwoTrips>
+template <typename T, bool kTwoTrips, bool kByTeams>
 Kernel kernel_of(int size) {
-  if (size == 2) return norm_sums<T, 2, kTwoTrips>;
-  return size <= 4 ? norm_sums<T, 4, kTwoTrips> : norm_sums<T, kMaxPeerRanks, kTwoTrips>;
+  if (size == 2) return norm_sums<T, 2, kTwoTrips, kByTeams>;
+  return size <= 4 ? norm_sums<T, 4, kTwoTrips, kByTeams> : norm_sums<T, kMaxPeerRanks, kTwoTrips, kByTeams>;
+}
+
+template <typename T, bool kTwoTrips>
+Kernel kernel_of(int size, bool by_teams) {
+  if constexpr (kCompiledForTeams) {
+    if (by_teams) return kernel_of<T, kTwoTrips, true>(size);
+  }
+  return kernel_of<T, kTwoTrips, false>(size);
 }
 
 template <typename T>
-Kernel kernel_of(int size, bool two_trips) {
-  return two_trips ? kernel_of<T, true>(size) : kernel_of<T, false>(size);
+Kernel kernel_of(int size, bool two_trips, bool by_teams) {
+  return two_trips ? kernel_of<T, true>(size, by_teams) : kernel_of<T, false>(size, by_teams);
 }
 
-Kernel kernel_of(DType dtype, int size, bool two_trips) {
-  return dtype == DType::kF16 ? kernel_of<__half>(size, two_trips)
-                              : kernel_of<__nv_bfloat16>(size, two_trips);
+Kernel kernel_of(DType dtype, int size, bool two_trips, bool by_teams) {
+  return dtype == DType::kF16 ? kernel_of<__half>(size, two_trips, by_teams)
+                              : kernel_of<__nv_bfloat16>(size, two_trips, by_teams);
 }
 
 }  // namespace
@@ -184,12 +226,9 @@ Kernel kernel_of(DType dtype, int size, bool two_trips) {
 cudaError_t sum_into_norm(
     const PeerView& peers, DType dtype, const NormRows& rows, bool two_trips, cudaStream_t stream) {
   CHECK(sums_into_norm(rows.rows, rows.width, dtype), "{} rows of {} {}", rows.rows, rows.width, dtype);
-  return launch_beside_peers(kernel_of(dtype, peers.size, two_trips),
-                             {.grid = dim3(static_cast<unsigned>(blocks_for(peers, rows))),
-                              .threads = kernels::norm_threads(rows.width, kPerUnit<__half>),
-                              .stream = stream},
-                             peers,
-                             rows);
+  const kernels::OverlappedLaunch launch = launch_of(peers, rows, stream);
+  return launch_beside_peers(
+      kernel_of(dtype, peers.size, two_trips, launch.cluster_blocks > 0), launch, peers, rows);
 }
 
 device::PeerTerms terms_of_rows(const PeerView& peers, int64_t width, bool two_trips) {
@@ -211,10 +250,12 @@ device::PeerTerms terms_of_rows(const PeerView& peers, int64_t width, bool two_t
 cudaError_t load_norm_sum_kernels(int size) {
   for (DType dtype : {DType::kF16, DType::kBF16}) {
     for (bool two_trips : {false, true}) {
-      cudaFuncAttributes attributes{};
-      const void* kernel = reinterpret_cast<const void*>(kernel_of(dtype, size, two_trips));
-      cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-      if (error != cudaSuccess) return error;
+      for (bool pairs : {false, kernels::has_clusters()}) {
+        cudaFuncAttributes attributes{};
+        const void* kernel = reinterpret_cast<const void*>(kernel_of(dtype, size, two_trips, pairs));
+        cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error != cudaSuccess) return error;
+      }
     }
   }
   return cudaSuccess;

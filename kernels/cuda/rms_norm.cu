@@ -40,6 +40,7 @@ __global__ void norm_rows(RowView<const T> x,
   const T* x_row = x.row(row);
   T* residual_row = kAdd ? residual.row(row) : nullptr;
   norm_row<kVec>(
+      BlockOfRow(),
       width,
       weight,
       epsilon,
@@ -70,7 +71,8 @@ __global__ void __launch_bounds__(kMostNormThreads) norm_to_codes(RowView<const 
   T* residual_row = residual.row(row);
   float normed[kVec] = {};
   CodeScale of_row;
-  norm_row<kVec>(
+  norm_row<kVec, true>(
+      BlockOfRow(),
       width,
       weight,
       epsilon,
@@ -103,7 +105,8 @@ __global__ void __launch_bounds__(kMostNormThreads)
   constexpr int kVec = kVecWidth;
   let_next_start();
   const uint64_t number = load_relaxed(terms.calls) + 1;
-  norm_row<kVec>(
+  norm_row<kVec, true>(
+      BlockOfRow(),
       width,
       weight,
       epsilon,

@@ -166,14 +166,14 @@ class TermTwin {
 
 // The same shapes on every rank. What a rank sends so, and takes how, is its own affair: `rank` decides.
 std::vector<TermCall> term_calls(int count, unsigned seed, int rank) {
-  constexpr int64_t kHidden[] = {576, 4096, 8192};
+  constexpr int64_t kHidden[] = {576, 4096, 5120, 8192};
   std::mt19937 shapes(seed);
   std::mt19937 sends(seed + 100 * static_cast<unsigned>(rank));
   std::vector<TermCall> calls;
   for (int i = 0; i < count; ++i) {
     const int64_t rows = shapes() % 3 == 0 ? 1 : 1 + shapes() % (shapes() % 2 == 0 ? 8 : kMostRows);
     calls.push_back({.rows = rows,
-                     .hidden = kHidden[shapes() % 3],
+                     .hidden = kHidden[shapes() % 4],
                      .sends = sends() % 3 != 0,
                      .taker = static_cast<Taker>(sends() % 3)});
   }

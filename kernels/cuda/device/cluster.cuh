@@ -49,6 +49,20 @@ __device__ inline void send_to_block(uint32_t mine, float4 value, uint64_t* barr
       "r"(block)
       : "memory");
 }
+// The same of 4 bytes.
+__device__ inline void send_to_block(uint32_t mine, float value, uint64_t* barrier, int block) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 there, barrier;\n"
+      "mapa.shared::cluster.u32 there, %0, %3;\n"
+      "mapa.shared::cluster.u32 barrier, %2, %3;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %1, [barrier];\n"
+      "}\n" ::"r"(mine),
+      "f"(value),
+      "r"(shared_address(barrier)),
+      "r"(block)
+      : "memory");
+}
 // Arrives at the barrier (device/tma.cuh) that stands at this place of a block's shared memory, its own or
 // another's.
 __device__ inline void barrier_arrive_in_block(const uint64_t* mine, int block) {

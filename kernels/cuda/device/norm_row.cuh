@@ -1,5 +1,6 @@
-// The norm of a row by a block (kernels/rms_norm.h), wherever the row comes from: kernels that share it, with
-// norm_threads() in a block, agree to the bit.
+// The norm of a row by a block (kernels/rms_norm.h), or by a team of them, wherever the row comes from:
+// kernels that share it, with norm_threads() or more in all for a row, agree to the bit. Each warp adds up
+// its squares, and then they are added warp by warp.
 #pragma once
 
 #include <cstdint>
@@ -47,49 +48,75 @@ __device__ inline void scale_into(const float (&from)[kVec],
   for (int v = 0; v < kVec; ++v) to[v] = from[v] * scale * weights[v];
 }
 
+// A row's threads: those of a block.
+struct BlockOfRow {
+  // Of a grid that takes row after row.
+  __device__ int first_row() const { return static_cast<int>(blockIdx.x); }
+  __device__ int rows_at_once() const { return static_cast<int>(gridDim.x); }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ int threads() const { return static_cast<int>(blockDim.x); }
+  // Of all of them, to each.
+  __device__ float sum(float value) const { return block_reduce(value, AddOp()); }
+};
+
 // begin() is called once, before anything but the weights is read. take(i, values) gives the row's elements
-// from i on, each once; `again` is where they can be read from afterwards, by the thread that took them.
-// put(i, values) gets those of the norm.
-template <int kVec, typename T, typename Begin, typename Take, typename Put>
-__device__ inline void norm_row(int width,
+// from i on, each once, rounded to T; `again` is where they can be read from afterwards, by the thread that
+// took them. put(i, values) gets those of the norm. kOneTurn: threads have kVec elements at most.
+template <int kVec,
+          bool kOneTurn = false,
+          typename Threads,
+          typename T,
+          typename Begin,
+          typename Take,
+          typename Put>
+__device__ inline void norm_row(Threads&& threads,
+                                int width,
                                 const T* __restrict__ weight,
                                 float epsilon,
                                 Begin&& begin,
                                 Take&& take,
                                 const T* again,
                                 Put&& put) {
-  const int first = static_cast<int>(threadIdx.x) * kVec;
-  const int step = static_cast<int>(blockDim.x) * kVec;
+  const int first = threads.thread() * kVec;
+  const int step = threads.threads() * kVec;
+  auto each = [&](auto&& call) {
+    if constexpr (kOneTurn) {
+      if (first < width) call(first, true);
+    } else {
+      for (int i = first; i < width; i += step) call(i, i == first);
+    }
+  };
   // The weights do not wait for the row.
-  float weights[kVec] = {};
-  if (first < width) load_vec<kVec>(weight + first, weights);
+  Packed<T, kVec> weights{};
+  if (first < width) weights.load(weight + first);
   begin();
-  float kept[kVec] = {};
+  Packed<T, kVec> kept{};
   float squares = 0;
-  for (int i = first; i < width; i += step) {
+  each([&](int i, bool is_kept) {
     float values[kVec];
     take(i, values);
     add_squares(values, squares);
-#pragma unroll
-    for (int v = 0; v < kVec; ++v) {
-      if (i == first) kept[v] = values[v];
-    }
-  }
-  const float scale = norm_scale(block_reduce(squares, AddOp()), width, epsilon);
-  for (int i = first; i < width; i += step) {
-    if (i != first) {
-      load_vec<kVec>(again + i, kept);
-      load_vec<kVec>(weight + i, weights);
+    if (is_kept) kept.pack(values);
+  });
+  const float scale = norm_scale(threads.sum(squares), width, epsilon);
+  each([&](int i, bool is_kept) {
+    if (!is_kept) {
+      kept.load(again + i);
+      weights.load(weight + i);
     }
     float values[kVec];
-    scale_into(kept, scale, weights, values);
+    float factors[kVec];
+    kept.unpack(values);
+    weights.unpack(factors);
+    scale_into(values, scale, factors, values);
     put(i, values);
-  }
+  });
 }
 
 // To `out`.
-template <int kVec, typename T, typename Begin, typename Take>
-__device__ inline void norm_row(int width,
+template <int kVec, bool kOneTurn = false, typename Threads, typename T, typename Begin, typename Take>
+__device__ inline void norm_row(Threads&& threads,
+                                int width,
                                 const T* __restrict__ weight,
                                 float epsilon,
                                 Begin&& begin,
@@ -97,7 +124,7 @@ __device__ inline void norm_row(int width,
                                 const T* again,
                                 T* out) {
   auto put = [&](int i, const float(&values)[kVec]) { store_vec<kVec>(values, out + i); };
-  norm_row<kVec>(width, weight, epsilon, begin, take, again, put);
+  norm_row<kVec, kOneTurn>(threads, width, weight, epsilon, begin, take, again, put);
 }
 
 }  // namespace llm_dist::kernels

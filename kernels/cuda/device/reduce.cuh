@@ -36,17 +36,40 @@ __device__ inline T warp_reduce(T value, Combine combine) {
   return value;
 }
 
+// Values of up to 32 warps in shared memory. All threads read all of them, so as many at once as can be.
+template <typename T>
+struct InTurn {
+  static constexpr int kAtOnce = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
+  struct alignas(kAtOnce * sizeof(T)) Some {
+    T of[kAtOnce];
+  };
+  Some values[(32 + kAtOnce - 1) / kAtOnce];
+
+  __device__ T& at(int warp) { return values[warp / kAtOnce].of[warp % kAtOnce]; }
+  // Of the first `count`, one after the other.
+  template <typename Combine>
+  __device__ T reduce(int count, Combine combine) const {
+    T result = values[0].of[0];
+    for (int begin = 0; begin < count; begin += kAtOnce) {
+      const Some some = values[begin / kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i > 0 && begin + i < count) result = combine(result, some.of[i]);
+      }
+    }
+    return result;
+  }
+};
+
 // Every thread gets the result. The block has whole warps, 32 at most. Ends with a barrier, so that calls may
 // follow one another.
 template <typename T, typename Combine>
 __device__ inline T block_reduce(T value, Combine combine) {
-  __shared__ T partial[32];
-  const int warps = static_cast<int>(blockDim.x) / 32;
+  __shared__ InTurn<T> partial;
   value = warp_reduce(value, combine);
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  if (threadIdx.x % 32 == 0) partial.at(static_cast<int>(threadIdx.x) / 32) = value;
   __syncthreads();
-  T result = partial[0];
-  for (int i = 1; i < warps; ++i) result = combine(result, partial[i]);
+  const T result = partial.reduce(static_cast<int>(blockDim.x) / 32, combine);
   __syncthreads();
   return result;
 }

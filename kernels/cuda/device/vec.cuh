@@ -40,37 +40,45 @@ __device__ inline __nv_fp8_e4m3 from_float_dev<__nv_fp8_e4m3>(float x) {
 template <size_t kBytes>
 using Access = std::conditional_t<kBytes == 8, uint2, uint4>;
 
-// kVec consecutive elements: 8 (one or two 16-byte accesses, or one of 8 bytes) or 1.
-template <int kVec, typename T>
-__device__ inline void load_vec(const T* from, float (&to)[kVec]) {
-  if constexpr (kVec == 1) {
-    to[0] = to_float_dev(*from);
-  } else {
-    using Piece = Access<kVec * sizeof(T)>;
-    constexpr int kPieces = kVec * sizeof(T) / sizeof(Piece);
-    Piece raw[kPieces];
+// kVec consecutive elements as they lie in memory: 8 (one or two 16-byte accesses, or one of 8 bytes) or 1.
+template <typename T, int kVec>
+struct Packed {
+  using Piece = std::conditional_t<kVec == 1, T, Access<kVec * sizeof(T)>>;
+  static constexpr int kPieces = kVec * sizeof(T) / sizeof(Piece);
+  Piece pieces[kPieces];
+
+  __device__ void load(const T* from) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) raw[i] = reinterpret_cast<const Piece*>(from)[i];
-    const T* values = reinterpret_cast<const T*>(raw);
+    for (int i = 0; i < kPieces; ++i) pieces[i] = reinterpret_cast<const Piece*>(from)[i];
+  }
+  __device__ void store(T* to) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) reinterpret_cast<Piece*>(to)[i] = pieces[i];
+  }
+  __device__ void unpack(float (&to)[kVec]) const {
+    const T* values = reinterpret_cast<const T*>(pieces);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) to[i] = to_float_dev(values[i]);
   }
+  __device__ void pack(const float (&from)[kVec]) {
+    T* values = reinterpret_cast<T*>(pieces);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) values[i] = from_float_dev<T>(from[i]);
+  }
+};
+
+template <int kVec, typename T>
+__device__ inline void load_vec(const T* from, float (&to)[kVec]) {
+  Packed<T, kVec> packed;
+  packed.load(from);
+  packed.unpack(to);
 }
 
 template <int kVec, typename T>
 __device__ inline void store_vec(const float (&from)[kVec], T* to) {
-  if constexpr (kVec == 1) {
-    *to = from_float_dev<T>(from[0]);
-  } else {
-    using Piece = Access<kVec * sizeof(T)>;
-    constexpr int kPieces = kVec * sizeof(T) / sizeof(Piece);
-    Piece raw[kPieces];
-    T* values = reinterpret_cast<T*>(raw);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) values[i] = from_float_dev<T>(from[i]);
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) reinterpret_cast<Piece*>(to)[i] = raw[i];
-  }
+  Packed<T, kVec> packed;
+  packed.pack(from);
+  packed.store(to);
 }
 
 }  // namespace llm_dist::kernels
