@@ -24,6 +24,10 @@ struct ChatInput {
   bool continue_final_message = false;
 };
 
+// What tokens are called among log-probabilities: by their texts, which are parts of characters at times and
+// need not be theirs alone, or "token_id:7".
+enum class TokenNames : uint8_t { kTexts, kIds };
+
 struct GenerateSpec {
   Endpoint endpoint = Endpoint::kChat;
   std::string model;
@@ -57,6 +61,7 @@ struct GenerateSpec {
   bool echo = false;
   int32_t num_logprobs = -1;         // −1: none; 0: of the token itself only; k: of the k likeliest too
   int32_t num_prompt_logprobs = -1;  // likewise
+  TokenNames token_names = TokenNames::kTexts;
 
   bool stream = false;
   bool include_usage = false;

@@ -93,6 +93,7 @@ ReplyHead Pipeline::reply_head(const GenerateSpec& spec, const std::string& requ
           .model = spec.model,
           .system_fingerprint = model_.info.system_fingerprint,
           .with_logprobs = spec.num_logprobs >= 0,
+          .token_names = spec.token_names,
           .include_usage = spec.include_usage};
 }
 

@@ -36,29 +36,35 @@ Json byte_array(const std::string& bytes) {
   return array;
 }
 
-Json chat_token(const std::string& bytes, float logprob) {
-  return {{"token", printable(bytes)}, {"logprob", finite(logprob)}, {"bytes", byte_array(bytes)}};
+// Of a TokenLogprob or a TopLogprob.
+template <typename Logprob>
+std::string name_of(const Logprob& of, TokenNames names) {
+  return names == TokenNames::kIds ? "token_id:" + std::to_string(of.token) : printable(of.bytes);
 }
 
-Json chat_logprobs(const std::vector<TokenLogprob>& tokens) {
+template <typename Logprob>
+Json chat_token(const Logprob& of, TokenNames names) {
+  return {{"token", name_of(of, names)}, {"logprob", finite(of.logprob)}, {"bytes", byte_array(of.bytes)}};
+}
+
+Json chat_logprobs(const std::vector<TokenLogprob>& tokens, TokenNames names) {
   Json content = Json::array();
   for (const TokenLogprob& token : tokens) {
-    Json entry = chat_token(token.bytes, token.logprob);
+    Json entry = chat_token(token, names);
     entry["top_logprobs"] = Json::array();
-    for (const TopLogprob& top : token.top)
-      entry["top_logprobs"].push_back(chat_token(top.bytes, top.logprob));
+    for (const TopLogprob& top : token.top) entry["top_logprobs"].push_back(chat_token(top, names));
     content.push_back(std::move(entry));
   }
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-Json text_logprobs(const std::vector<TokenLogprob>& tokens) {
+Json text_logprobs(const std::vector<TokenLogprob>& tokens, TokenNames names) {
   Json json = {{"tokens", Json::array()},
                {"token_logprobs", Json::array()},
                {"top_logprobs", Json::array()},
                {"text_offset", Json::array()}};
   for (const TokenLogprob& token : tokens) {
-    json["tokens"].push_back(printable(token.bytes));
+    json["tokens"].push_back(name_of(token, names));
     json["text_offset"].push_back(token.text_offset);
     if (!token.known) {
       json["token_logprobs"].push_back(nullptr);
@@ -67,8 +73,8 @@ Json text_logprobs(const std::vector<TokenLogprob>& tokens) {
     }
     json["token_logprobs"].push_back(finite(token.logprob));
     Json top = Json::object();
-    for (const TopLogprob& one : token.top) top[printable(one.bytes)] = finite(one.logprob);
-    top[printable(token.bytes)] = finite(token.logprob);
+    for (const TopLogprob& one : token.top) top[name_of(one, names)] = finite(one.logprob);
+    top[name_of(token, names)] = finite(token.logprob);
     json["top_logprobs"].push_back(std::move(top));
   }
   return json;
@@ -99,7 +105,8 @@ Json prompt_logprobs_of(const std::vector<TokenLogprob>& tokens) {
 
 Json logprobs_of(const ReplyHead& head, const Delta& delta) {
   if (!head.with_logprobs) return nullptr;
-  return head.endpoint == Endpoint::kChat ? chat_logprobs(delta.logprobs) : text_logprobs(delta.logprobs);
+  return head.endpoint == Endpoint::kChat ? chat_logprobs(delta.logprobs, head.token_names)
+                                          : text_logprobs(delta.logprobs, head.token_names);
 }
 
 Json finish_of(const ChoiceReply& choice) {

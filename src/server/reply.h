@@ -19,6 +19,7 @@ struct ReplyHead {
   std::string model;
   std::string system_fingerprint;
   bool with_logprobs = false;
+  TokenNames token_names = TokenNames::kTexts;
   bool include_usage = false;  // chunks then carry "usage": null
 };
 

@@ -416,6 +416,9 @@ void read_sampling(const Json& body, GenerateSpec& spec) {
   read(body, "skip_special_tokens", spec.skip_special_tokens);
   read(body, "ignore_eos", spec.ignore_eos);
   read(body, "echo", spec.echo);
+  bool names_are_ids = false;
+  read(body, "return_tokens_as_token_ids", names_are_ids);
+  if (names_are_ids) spec.token_names = TokenNames::kIds;
   // A negative seed is a seed like any other.
   if (const Json* seed = present(body, "seed")) {
     spec.seed =

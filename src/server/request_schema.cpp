@@ -52,6 +52,7 @@ constexpr Field kFields[] = {
     {"top_logprobs", kChat, kInteger, 0, 20},
     {"logprobs", kText, kInteger, 0, 20},
     {"prompt_logprobs", kBoth, kInteger, 0, 20},
+    {"return_tokens_as_token_ids", kBoth, kBoolean},
     {"echo", kText, kBoolean},
     {"stream", kBoth, kBoolean},
     {"stream_options", kBoth, kObject},

@@ -21,28 +21,27 @@ def make_requests(seed, count):
     for _ in range(count):
         prompt = "The " + " ".join(draw.choice(WORDS) for _ in range(draw.choice([4, 8, 16, 30, 60])))
         requests.append({"model": "m", "prompt": prompt, "max_tokens": draw.choice([24, 48, 96, 128]), "temperature": 0,
-                         "ignore_eos": True, "skip_special_tokens": False, "logprobs": 20})
+                         "ignore_eos": True, "skip_special_tokens": False, "logprobs": 20,
+                         "return_tokens_as_token_ids": True})
     return requests
 
 
+def id_of(name):
+    return int(name.removeprefix("token_id:"))
+
+
 def tokens_of(stream):
-    """[(text, log-probability, {text: log-probability} of the twenty likeliest)]"""
+    """[(id, log-probability, {id: log-probability} of the twenty likeliest)]"""
     out = []
     for choice in stream.choices():
         logprobs = choice.get("logprobs") or {}
-        out += zip(logprobs.get("tokens", []), logprobs.get("token_logprobs", []), logprobs.get("top_logprobs", []))
+        for token, logprob, top in zip(*(logprobs.get(key, []) for key in ("tokens", "token_logprobs", "top_logprobs"))):
+            out.append((id_of(token), logprob, {id_of(name): value for name, value in top.items()}))
     return out
 
 
-def bytes_of(token):
-    """Of a token's text; of one that is part of a character the server writes them out, `bytes:\\xe2\\x9c`."""
-    if not token.startswith("bytes:"):
-        return token.encode()
-    return bytes(int(digits, 16) for digits in token.removeprefix("bytes:").split("\\x")[1:])
-
-
-def bytes_of_all(tokens):
-    return b"".join(bytes_of(token) for token, _, _ in tokens)
+def ids_of(tokens):
+    return [token for token, _, _ in tokens]
 
 
 class Streams(unittest.TestCase):
@@ -56,10 +55,10 @@ class Streams(unittest.TestCase):
             streams[i].cancel_after = 5
         for stream in streams:
             stream.wait()
-        self.check_complete(requests, streams, cancelled)
+        self.check_complete(server, requests, streams, cancelled)
         return streams
 
-    def check_complete(self, requests, streams, cancelled):
+    def check_complete(self, server, requests, streams, cancelled):
         for i, (request, stream) in enumerate(zip(requests, streams)):
             self.assertEqual(stream.status, 200, stream.events)
             if i in cancelled:
@@ -70,20 +69,19 @@ class Streams(unittest.TestCase):
                 self.assertTrue(stream.done)
                 self.assertEqual(stream.finish_reason(), "length")
                 self.assertEqual(len(tokens_of(stream)), request["max_tokens"])
-                self.assertEqual(bytes_of_all(tokens_of(stream)).decode(errors="replace"), stream.text())
+                self.assertEqual(server.post("/detokenize", {"tokens": ids_of(tokens_of(stream))}),
+                                 (200, {"prompt": stream.text()}))
 
     def replay(self, server, request, emitted):
         """Alone, each token that the stream emitted is within epsilon of the likeliest; after a tie that falls
-        differently the replay goes on from what the stream had, behind its next whole character."""
+        differently the replay goes on from the tokens that the stream had."""
+        status, tokenized = server.post("/tokenize", {"prompt": request["prompt"]})
+        self.assertEqual(status, 200, tokenized)
         at = 0
         while at < len(emitted):
-            try:
-                text = request["prompt"] + bytes_of_all(emitted[:at]).decode()
-            except UnicodeDecodeError:
-                at += 1
-                continue
             alone = server.stream("/v1/completions",
-                                  {**request, "prompt": text, "max_tokens": len(emitted) - at}).wait()
+                                  {**request, "prompt": tokenized["tokens"] + ids_of(emitted[:at]),
+                                   "max_tokens": len(emitted) - at}).wait()
             self.assertTrue(alone.done, alone.events[-1:])
             for (token, _, _), (alone_token, best, top) in zip(emitted[at:], tokens_of(alone)):
                 at += 1

@@ -225,6 +225,28 @@ TEST_F(ApiGenerate, LogprobsOfACompletion) {
   EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1}));
 }
 
+TEST_F(ApiGenerate, LogprobsCallTokensByTheirIdsWhereThatIsAskedFor) {
+  engine->set_scripts({script("\u00e9")});
+  Json body = completion("x");
+  body["logprobs"] = 1;
+  body["return_tokens_as_token_ids"] = true;
+  const Json logprobs = post_ok(kTextPath, body).at("choices").at(0).at("logprobs");
+  EXPECT_EQ(logprobs.at("tokens"), Json({"token_id:195", "token_id:169"}));
+  EXPECT_EQ(logprobs.at("top_logprobs").at(1), Json({{"token_id:169", -0.5}}));
+  EXPECT_EQ(logprobs.at("text_offset").size(), 2u);
+
+  body = chat("x");
+  body["logprobs"] = true;
+  body["top_logprobs"] = 2;
+  body["return_tokens_as_token_ids"] = true;
+  const Json reply = post_ok(kChatPath, body);
+  EXPECT_EQ(reply.at("choices").at(0).at("message").at("content"), "\u00e9");
+  const Json second = reply.at("choices").at(0).at("logprobs").at("content").at(1);
+  EXPECT_EQ(second.at("token"), "token_id:169");
+  EXPECT_EQ(second.at("bytes"), Json::array({0xa9}));
+  EXPECT_EQ(second.at("top_logprobs").at(1).at("token"), "token_id:170");
+}
+
 TEST_F(ApiGenerate, AnEchoWithLogprobsScoresThePrompt) {
   engine->set_scripts({script("b"), script("c")});
   Json body = completion("h\u00e9y");

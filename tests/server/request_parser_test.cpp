@@ -24,7 +24,8 @@ TEST(RequestParser, ChatWithEverything) {
     "repetition_penalty": 1.5, "logprobs": true, "top_logprobs": 4, "ignore_eos": true, "min_tokens": 2,
     "include_stop_str_in_output": true, "skip_special_tokens": false, "stream": true,
     "stream_options": {"include_usage": true}, "priority": -3, "chat_template_kwargs": {"k": [1]},
-    "logit_bias": {"5": 1.5}, "allowed_token_ids": [3, 4], "bad_words": ["x"], "no_repeat_ngram_size": 2})");
+    "logit_bias": {"5": 1.5}, "allowed_token_ids": [3, 4], "bad_words": ["x"], "no_repeat_ngram_size": 2,
+    "return_tokens_as_token_ids": true})");
   EXPECT_EQ(spec.chat.messages_json,
             R"([{"content":"be brief","role":"system"},{"content":"a\nb","name":"ann","role":"user"}])");
   EXPECT_EQ(spec.chat.kwargs_json, R"({"k":[1]})");
@@ -46,6 +47,7 @@ TEST(RequestParser, ChatWithEverything) {
   EXPECT_EQ(spec.priority, -3);
   EXPECT_TRUE(spec.ignore_eos && spec.include_stop && spec.stream && spec.include_usage);
   EXPECT_FALSE(spec.skip_special_tokens);
+  EXPECT_EQ(spec.token_names, TokenNames::kIds);
 }
 
 TEST(RequestParser, ContinuingTheLastMessageTurnsTheGenerationPromptOff) {
