@@ -73,33 +73,46 @@ class CudaAttention : public CudaOpTest {
                                        const Batch& batch,
                                        int64_t block_size,
                                        const Scales& scales = {}) {
+    // Behind a context's end stands what others left there, as far as any tile of keys goes.
+    constexpr int64_t kMostTileKeys = 128;
+    const auto sequences = static_cast<int64_t>(batch.queries.size());
     std::vector<int32_t> starts = {0};
+    std::vector<int64_t> first_blocks = {0};
     int64_t most_blocks = 1;
     for (size_t s = 0; s < batch.queries.size(); ++s) {
       starts.push_back(starts.back() + batch.queries[s]);
+      first_blocks.push_back(first_blocks.back() +
+                             (batch.contexts[s] + kMostTileKeys + block_size - 1) / block_size);
       most_blocks = std::max(most_blocks, (batch.contexts[s] + block_size - 1) / block_size);
     }
-    const auto sequences = static_cast<int64_t>(batch.queries.size());
-    const int64_t num_blocks = most_blocks * sequences;
-    const std::vector<double> blocks = blocks_in(block_order_, num_blocks, random_);
+    const int64_t num_blocks = first_blocks.back() + 1;
+    std::vector<double> blocks = blocks_in(block_order_, num_blocks, random_);
+    const double nobodys = blocks.back();  // what a table has behind those
+    std::vector<double> table(static_cast<size_t>(sequences * most_blocks), nobodys);
     const int64_t width = heads.q * heads.dim;
     Twin qkv = random_twin(dtype, {starts.back(), width + 2 * heads.kv * heads.dim}, scales.q);
     Twin q = qkv.cut([&](const Tensor& tensor) { return tensor.narrow(1, 0, width); });
-    Twin k = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim}, scales.k);
-    Twin v = random_twin(kv_dtype, {num_blocks, heads.kv, block_size, heads.dim}, scales.v);
-    // Behind a context's end stands what others left there, as far as any tile of keys goes.
-    constexpr int64_t kMostTileKeys = 128;
-    for (size_t s = 0; s < batch.queries.size(); ++s) {
-      const int64_t end = batch.contexts[s];
-      for (int64_t i = end / block_size; i < most_blocks && i * block_size < end + kMostTileKeys; ++i) {
-        const double block = blocks[s * static_cast<size_t>(most_blocks) + static_cast<size_t>(i)];
-        const int64_t first = std::max<int64_t>(0, end - i * block_size);
-        for (const Twin* twin : {&k, &v}) poison(*twin, static_cast<int64_t>(block), first);
+    auto cache = [&](double scale) {
+      auto host = std::make_shared<TestTensor>(
+          kv_dtype, std::initializer_list<int64_t>{num_blocks, heads.kv, block_size, heads.dim});
+      normals_.fill(host->view(), scale);
+      poison(host->view(), static_cast<int64_t>(nobodys), 0);
+      for (size_t s = 0; s < batch.queries.size(); ++s) {
+        const int64_t end = batch.contexts[s];
+        for (int64_t i = 0; i < first_blocks[s + 1] - first_blocks[s]; ++i) {
+          const double block = blocks[static_cast<size_t>(first_blocks[s] + i)];
+          if (i < most_blocks) table[s * static_cast<size_t>(most_blocks) + static_cast<size_t>(i)] = block;
+          const int64_t from = std::max<int64_t>(0, end - i * block_size);
+          if (from < block_size) poison(host->view(), static_cast<int64_t>(block), from);
+        }
       }
-    }
+      return twin_of(std::move(host));
+    };
+    Twin k = cache(scales.k);
+    Twin v = cache(scales.v);
     Twin query_starts = ints(starts);
     Twin context_lens = ints(batch.contexts);
-    Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, blocks);
+    Twin tables = twin_of(DType::kI32, {sequences, most_blocks}, table);
     Twin out = output_twin(dtype, {starts.back(), width});
     module_->ops->attention_plan(
         *gpu_state_,
@@ -157,16 +170,12 @@ class CudaAttention : public CudaOpTest {
   BlockOrder block_order_ = BlockOrder::kShuffled;
 
  private:
-  // NaN in the keys of a block from `first` on, on the GPU: the CPU's op looks at no such key.
-  void poison(const Twin& cache, int64_t block, int64_t first) {
-    const Tensor& gpu = cache.gpu;
-    const Tensor keys = gpu.narrow(0, block, 1);
-    for (int64_t head = 0; head < gpu.dim(1); ++head) {
-      const Tensor of_head = keys.narrow(1, head, 1).narrow(2, first, gpu.dim(2) - first);
-      const std::vector<double> values(static_cast<size_t>(of_head.numel()), std::nan(""));
-      const TestTensor from(gpu.dtype, {1, 1, of_head.dim(2), of_head.dim(3)}, values);
-      gpu_stream_->copy(of_head, from.view());
-      synchronize();
+  // NaN in the keys of a block of a cache from `first` on: the CPU's op looks at no such key.
+  static void poison(const Tensor& cache, int64_t block, int64_t first) {
+    for (int64_t head = 0; head < cache.dim(1); ++head) {
+      const int64_t of_head = (block * cache.dim(1) + head) * cache.dim(2);
+      for (int64_t i = (of_head + first) * cache.dim(3); i < (of_head + cache.dim(2)) * cache.dim(3); ++i)
+        set_element(cache, i, std::nan(""));
     }
   }
 
