@@ -29,7 +29,8 @@ struct ScatterTokensParams {
 struct GatherRowsParams {
   Tensor x;             // [num_tokens, hidden], or a shard of it
   int64_t x_begin = 0;  // the row of the whole that x begins with
-  Tensor rows;          // i32 [n], negative for padding
+  int64_t x_whole = 0;  // rows of the whole; 0: x is
+  Tensor rows;          // i32 [n], below that, negative for padding
   Tensor out;           // [n, hidden]
 };
 

@@ -1,6 +1,6 @@
-// Contribution: what a row-parallel layer adds to the residual stream, and whether the sum over the tensor
-// group that it stands for has been made. Where one kernel makes the sum, the addition and the norm
-// (comm/norm_reducer.h), the layer leaves its sum to the norm.
+// Contribution: what a row-parallel layer, or the embedding, adds to the residual stream, and whether the sum
+// over the tensor group that it stands for has been made. Where one kernel makes the sum, the addition and
+// the norm (comm/norm_reducer.h), the layer leaves its sum to the norm.
 #pragma once
 
 #include "parallel/context.h"

@@ -5,11 +5,11 @@
 
 namespace llm_dist::parallel {
 
-// What goes from block to block: the stream, and the last block's contribution, which the next norm adds to
-// it.
+// What goes from block to block: the stream, and the contribution of what stands in front, a block or the
+// embedding, which the next norm adds to it.
 struct Hidden {
   Tensor residual;  // [local_tokens, hidden]
-  Contribution x;   // none where the stage begins
+  Contribution x;   // none where another stage ends in front, or the stream has the embedding already
 };
 
 class ResidualStream {

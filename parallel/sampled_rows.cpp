@@ -32,7 +32,8 @@ Tensor SampledRows::residual(const Tensor& residual, const StepView& step) const
   if (!drops_rows(step)) return residual;
   const Tensor rows = context_.arena->get(residual_, step.num_samples, residual.dim(1));
   const int64_t begin = step.sequence_parallel ? context_.mesh.rank_tp() * step.local_tokens : 0;
-  context_.ops->gather_rows({.x = residual, .x_begin = begin, .rows = step.sample_rows, .out = rows});
+  context_.ops->gather_rows(
+      {.x = residual, .x_begin = begin, .x_whole = step.num_tokens, .rows = step.sample_rows, .out = rows});
   return step.sequence_parallel ? all_reduce_rows(context_, rows) : rows;
 }
 

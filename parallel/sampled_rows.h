@@ -17,7 +17,7 @@ class SampledRows {
   static StepView behind_attention(const StepView& step);
 
   // The same for what crosses from there: the attention's output, whole [num_tokens, attended_size], and the
-  // residual stream.
+  // residual stream, whose rows the tensor group gathers under sequence parallelism: a collective.
   Tensor attended(const Tensor& attended, const StepView& step) const;
   Tensor residual(const Tensor& residual, const StepView& step) const;
 

@@ -20,10 +20,10 @@ class SequenceRegion {
   Tensor gather_to_whole(const Tensor& local, const StepView& step) const;
   // Partial sums over all tokens → local rows of the sum: reduce-scatter, or all-reduce in place.
   Tensor reduce_to_local(const Tensor& partial, const StepView& step) const;
-  // The reduce-scatter alone, to `local`.
-  void reduce_scatter(const Tensor& partial, const Tensor& local, const StepView& step) const;
   // The same for what goes into the residual stream next: the sum may be left to the norm there.
   Contribution contribute(const Tensor& partial, const StepView& step) const;
+  // The reduce-scatter alone, to `local`.
+  void reduce_scatter(const Tensor& partial, const Tensor& local, const StepView& step) const;
   bool is_summed_by_norm(int64_t rows, DType dtype, const StepView& step) const;
   // Where the ranks' terms of a sum that is left to the norm may be sent by what makes them. Nowhere (size
   // 0): the norm sends them.

@@ -26,19 +26,13 @@
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/packets.cuh"
 #include "comm/p2p/peer_launch.h"
+#include "kernels/cuda/device/cluster_of_row.cuh"
 #include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/second_level.cuh"
-#include "kernels/cuda/device/team_of_row.cuh"
 
 namespace llm_dist::comm {
 namespace {
-
-#ifdef LLM_DIST_SM90A
-inline constexpr bool kCompiledForTeams = true;
-#else
-inline constexpr bool kCompiledForTeams = false;
-#endif
 
 static_assert(kNormRowUnits <= kernels::kMostNormThreads);  // a thread has one unit at most
 static_assert(kMaxPeerRanks <= device::PeerTerms::kMostRanks);
@@ -103,18 +97,18 @@ __host__ __device__ inline int units_of_part(int units, int size) {
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-template <bool>  // where nothing is launched by teams
+template <bool>  // where nothing is launched in clusters
 using ThreadsOfRow = kernels::BlockOfRow;
 #else
-template <bool kByTeams>
-using ThreadsOfRow = std::conditional_t<kByTeams, kernels::TeamOfRow, kernels::BlockOfRow>;
+template <bool kByClusters>
+using ThreadsOfRow = std::conditional_t<kByClusters, kernels::ClusterOfRow, kernels::BlockOfRow>;
 #endif
 
-template <typename T, int kMostRanks, bool kTwoTrips, bool kByTeams>
+template <typename T, int kMostRanks, bool kTwoTrips, bool kByClusters>
 __global__ void __launch_bounds__(kernels::kMostNormThreads)
     norm_sums(const __grid_constant__ PeerView peers, const NormRows rows) {
   constexpr int kVec = kPerUnit<T>;
-  ThreadsOfRow<kByTeams> threads;
+  ThreadsOfRow<kByClusters> threads;
   const int units = rows.width / kVec;
   const int unit = threads.thread();
   const int owner = kTwoTrips ? unit / units_of_part(units, peers.size) : peers.rank;
@@ -172,8 +166,8 @@ __global__ void __launch_bounds__(kernels::kMostNormThreads)
 // after the other, and two where rows are more. Fewer than four warps would wait longer for each other. One
 // where the product in front sends its terms, beside whose blocks these wait, and where ranks share a GPU: a
 // cluster might not find room beside blocks that wait for it.
-int team_blocks_for(const PeerView& peers, const NormRows& rows) {
-  if (!kCompiledForTeams || !kernels::has_clusters() || rows.sent || peers.shares_gpu) return 1;
+int blocks_of_row(const PeerView& peers, const NormRows& rows) {
+  if (!kernels::kCompiledForTeams || !kernels::has_clusters() || rows.sent || peers.shares_gpu) return 1;
   constexpr int kLeastThreads = 128;
   const int threads = kernels::norm_threads(rows.width, kPerUnit<__half>);
   int blocks = 8;
@@ -184,7 +178,7 @@ int team_blocks_for(const PeerView& peers, const NormRows& rows) {
 
 // How many rows a GPU has room for at once. Ranks that share one share that.
 kernels::OverlappedLaunch launch_of(const PeerView& peers, const NormRows& rows, cudaStream_t stream) {
-  const int blocks = team_blocks_for(peers, rows);
+  const int blocks = blocks_of_row(peers, rows);
   const int threads = kernels::norm_threads((rows.width + blocks - 1) / blocks, kPerUnit<__half>);
   int at_once = 2 * threads * blocks <= kernels::kMostNormThreads ? 2 * kNormBlocks : kNormBlocks;
   if (peers.shares_gpu) at_once = kNormBlocks / peers.size;
@@ -197,28 +191,29 @@ kernels::OverlappedLaunch launch_of(const PeerView& peers, const NormRows& rows,
 
 using Kernel = void (*)(PeerView, NormRows);
 
-template <typename T, bool kTwoTrips, bool kByTeams>
+template <typename T, bool kTwoTrips, bool kByClusters>
 Kernel kernel_of(int size) {
-  if (size == 2) return norm_sums<T, 2, kTwoTrips, kByTeams>;
-  return size <= 4 ? norm_sums<T, 4, kTwoTrips, kByTeams> : norm_sums<T, kMaxPeerRanks, kTwoTrips, kByTeams>;
+  if (size == 2) return norm_sums<T, 2, kTwoTrips, kByClusters>;
+  return size <= 4 ? norm_sums<T, 4, kTwoTrips, kByClusters>
+                   : norm_sums<T, kMaxPeerRanks, kTwoTrips, kByClusters>;
 }
 
 template <typename T, bool kTwoTrips>
-Kernel kernel_of(int size, bool by_teams) {
-  if constexpr (kCompiledForTeams) {
-    if (by_teams) return kernel_of<T, kTwoTrips, true>(size);
+Kernel kernel_of(int size, bool by_clusters) {
+  if constexpr (kernels::kCompiledForTeams) {
+    if (by_clusters) return kernel_of<T, kTwoTrips, true>(size);
   }
   return kernel_of<T, kTwoTrips, false>(size);
 }
 
 template <typename T>
-Kernel kernel_of(int size, bool two_trips, bool by_teams) {
-  return two_trips ? kernel_of<T, true>(size, by_teams) : kernel_of<T, false>(size, by_teams);
+Kernel kernel_of(int size, bool two_trips, bool by_clusters) {
+  return two_trips ? kernel_of<T, true>(size, by_clusters) : kernel_of<T, false>(size, by_clusters);
 }
 
-Kernel kernel_of(DType dtype, int size, bool two_trips, bool by_teams) {
-  return dtype == DType::kF16 ? kernel_of<__half>(size, two_trips, by_teams)
-                              : kernel_of<__nv_bfloat16>(size, two_trips, by_teams);
+Kernel kernel_of(DType dtype, int size, bool two_trips, bool by_clusters) {
+  return dtype == DType::kF16 ? kernel_of<__half>(size, two_trips, by_clusters)
+                              : kernel_of<__nv_bfloat16>(size, two_trips, by_clusters);
 }
 
 }  // namespace
@@ -250,9 +245,9 @@ device::PeerTerms terms_of_rows(const PeerView& peers, int64_t width, bool two_t
 cudaError_t load_norm_sum_kernels(int size) {
   for (DType dtype : {DType::kF16, DType::kBF16}) {
     for (bool two_trips : {false, true}) {
-      for (bool pairs : {false, kernels::has_clusters()}) {
+      for (bool by_clusters : {false, kernels::has_clusters()}) {
         cudaFuncAttributes attributes{};
-        const void* kernel = reinterpret_cast<const void*>(kernel_of(dtype, size, two_trips, pairs));
+        const void* kernel = reinterpret_cast<const void*>(kernel_of(dtype, size, two_trips, by_clusters));
         cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
         if (error != cudaSuccess) return error;
       }

@@ -5,8 +5,8 @@
 // block talks only to the blocks of its number on other ranks. So a block's part of each region is its own,
 // each block counts its own calls, and the protocol need only be right for one block (all_reduce.cu). The
 // same holds of a unit of a part that ranks exchange, by packets or in one shot (exchange.cu), and of a piece
-// of a message (messages.cu). Terms
-// and normed rows of shared calls are the exception: shared_norm.cu says why they may be.
+// of a message (messages.cu). Exceptions are sums with a norm, of which each row is on its own (norm_sum.cu),
+// and terms and normed rows of shared calls: shared_norm.cu says why they may be.
 #pragma once
 
 #include <algorithm>

@@ -16,9 +16,9 @@
 //   Normed rows of call n lie in a peer's memory until a block that has heard from the peer in call n + 1
 //   writes there. By then the peer's call n has ended, for which all of them had come from every rank, and so
 //   have its kernels that read them.
-//   Terms of call n stay until a product writes there, of this rank or of a peer, that follows its rank's
-//   call n. All blocks of that have then heard from every rank's blocks of their numbers that those have read
-//   their rows, and no rank has more blocks.
+//   Terms of call n stay until a product, or the embedding, writes there, of this rank or of a peer, that
+//   follows its rank's call n. All blocks of that have then heard from every rank's blocks of their numbers
+//   that those have read their rows, and no rank has more blocks.
 // What a product has stored at a peer's is there before the release that tells the peer so: the kernel that
 // releases begins its work when the product has ended.
 //

@@ -65,19 +65,21 @@ void gather_rows_cpu(OpState& state, device::Stream& stream, const GatherRowsPar
   CHECK_EQ(x.width, out.width);
   const int32_t* rows = i32_vector(params.rows, out.count);
   const int threads = as_cpu(state).threads();
-  device::as_cpu(stream).enqueue([=, x_begin = params.x_begin] {
-    const auto bytes = static_cast<size_t>(x.width * dtype_bytes(x.dtype));
-    parallel_for(threads, out.count, rows_per_thread(x.width), [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = rows[i] - x_begin;
-        if (rows[i] < 0 || row < 0 || row >= x.count) {
-          std::memset(out.row<std::byte>(i), 0, bytes);
-        } else {
-          std::memcpy(out.row<std::byte>(i), x.row<std::byte>(row), bytes);
-        }
-      }
-    });
-  });
+  device::as_cpu(stream).enqueue(
+      [=, x_begin = params.x_begin, whole = params.x_whole > 0 ? params.x_whole : x.count] {
+        const auto bytes = static_cast<size_t>(x.width * dtype_bytes(x.dtype));
+        parallel_for(threads, out.count, rows_per_thread(x.width), [&](int64_t begin, int64_t end, int) {
+          for (int64_t i = begin; i < end; ++i) {
+            CHECK(rows[i] < whole, "row {} of {}", rows[i], whole);
+            const int64_t row = rows[i] - x_begin;
+            if (rows[i] < 0 || row < 0 || row >= x.count) {
+              std::memset(out.row<std::byte>(i), 0, bytes);
+            } else {
+              std::memcpy(out.row<std::byte>(i), x.row<std::byte>(row), bytes);
+            }
+          }
+        });
+      });
 }
 
 }  // namespace llm_dist::kernels

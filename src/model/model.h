@@ -23,7 +23,7 @@ class Model {
 
   // Once a step, before everything else: prepares what the layers share. Never part of a graph.
   virtual void plan(const parallel::StepView& step) = 0;
-  // First stage: token ids → the residual stream.
+  // First stage: token ids → the residual stream, or its terms for the first norm to add up.
   virtual parallel::Hidden embed(const parallel::StepView& step) = 0;
   // Other stages: the residual stream, still to be filled with what the previous one finished with.
   virtual parallel::Hidden entrance(const parallel::StepView& step) = 0;

@@ -117,7 +117,7 @@ struct NormCall {
 };
 
 std::vector<NormCall> norm_calls(int count, unsigned seed, int64_t most_rows) {
-  constexpr int64_t kHidden[] = {576, 4096, 8192, 8, 5120, 4680};
+  constexpr int64_t kHidden[] = {576, 4096, 8192, 8, 5120, 4680, 8000};
   std::mt19937 generator(seed);
   auto below = [&](int64_t end) { return std::uniform_int_distribution<int64_t>(0, end - 1)(generator); };
   std::vector<NormCall> calls;
@@ -148,7 +148,7 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
     auto check = [&](auto type) {
       using T = decltype(type);
       with_twin<NormTwin, T>(world, site, [this](NormTwin<T>& twin, GroupUnderTest&) {
-        for (int64_t hidden : {8, 576, 4096, 4104, 4680, 5120, 8192}) {
+        for (int64_t hidden : {8, 576, 4096, 4104, 4680, 5120, 8000, 8192}) {
           for (int64_t rows : {1, 2, 3, 7, 16, 65, 128, 129, 256}) {
             if (rows > most_rows()) continue;
             const NormShape shape{rows, hidden};

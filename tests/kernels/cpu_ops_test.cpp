@@ -291,7 +291,7 @@ TEST_P(CpuOpsTest, GatheredShardsAddUpToTheRowsOfTheWhole) {
   for (int64_t shard = 0; shard < 2; ++shard) {
     const TestTensor out = random_tensor(DType::kF32, {5, 19});
     run(ops_.gather_rows,
-        {.x = whole.view().rows(3 * shard, 3), .x_begin = 3 * shard, .rows = rows, .out = out});
+        {.x = whole.view().rows(3 * shard, 3), .x_begin = 3 * shard, .x_whole = 6, .rows = rows, .out = out});
     for (int64_t i = 0; i < out.view().numel(); ++i) sums[static_cast<size_t>(i)] += out.at(i);
   }
   for (int64_t i = 0; i < 5; ++i) {

@@ -73,7 +73,7 @@ TEST_F(CudaOps, EmbeddingAndGatheredRows) {
       Twin of_shard = output_twin(dtype, {7, width});
       run_both(&OpTable::gather_rows, [&](auto pick) {
         return GatherRowsParams{
-            .x = pick(table), .x_begin = 2, .rows = pick(of_whole), .out = pick(of_shard)};
+            .x = pick(table), .x_begin = 2, .x_whole = 14, .rows = pick(of_whole), .out = pick(of_shard)};
       });
       expect_same(of_shard, 0);
     }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <list>
 
 #include "kernels/cpu/cpu_ops.h"

@@ -63,6 +63,18 @@ __device__ inline void send_to_block(uint32_t mine, float value, uint64_t* barri
       "r"(block)
       : "memory");
 }
+// Returns when the phase of that parity of this block's barrier has ended, with what other blocks have sent.
+__device__ inline void barrier_wait_for_blocks(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
 // Arrives at the barrier (device/tma.cuh) that stands at this place of a block's shared memory, its own or
 // another's.
 __device__ inline void barrier_arrive_in_block(const uint64_t* mine, int block) {

@@ -21,23 +21,26 @@ struct OverlappedLaunch {
   bool early = true;       // may start before the one in front has ended, where the device does that
 };
 
-// Whether the calling thread's device does: from compute capability 9.0 on.
-inline bool starts_kernels_early() {
-  enum : int8_t { kNotAsked, kNo, kYes };
-  static std::array<std::atomic<int8_t>, 64> known{};
+// Of the calling thread's device; 0 where that cannot be found out.
+inline int compute_capability_major() {
+  static std::array<std::atomic<int8_t>, 64> known{};  // and one more; 0: not asked yet
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= static_cast<int>(known.size())) return false;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= static_cast<int>(known.size())) return 0;
   std::atomic<int8_t>& of_device = known[static_cast<size_t>(device)];
-  if (of_device == kNotAsked) {
+  if (of_device == 0) {
     int major = 0;
     const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    of_device = error == cudaSuccess && major >= 9 ? kYes : kNo;
+    of_device = static_cast<int8_t>(error == cudaSuccess ? major + 1 : 1);
   }
-  return of_device == kYes;
+  return of_device - 1;
 }
 
-// Likewise.
-inline bool has_clusters() { return starts_kernels_early(); }
+// Whether it may start a kernel before the one in front has ended.
+inline bool starts_kernels_early() { return compute_capability_major() >= 9; }
+
+// Whether it has clusters, as far as kernels are compiled for them: on 9.0 alone. Code for less that a later
+// device runs knows none.
+inline bool has_clusters() { return compute_capability_major() == 9; }
 
 // A launch as the runtime wants it.
 class LaunchConfig {

@@ -1,4 +1,4 @@
-// A row's threads where blocks share it (norm_row.cuh): those of a cluster. Needs compute capability 9.0.
+// A row's threads where a cluster of blocks has it (norm_row.cuh). Needs compute capability 9.0.
 #pragma once
 
 #include "kernels/cuda/device/cluster.cuh"
@@ -10,14 +10,19 @@ namespace llm_dist::kernels {
 
 // Warps, 32 at most in all, send their sums to the other blocks, where they arrive at a barrier: a barrier of
 // the cluster would also wait for all that they have stored before, at other GPUs, too.
-class TeamOfRow {
+//
+// Sums take two places and their barriers in turn. Who sends for sum n + 2 has heard from all other blocks in
+// sum n + 1, and those have ended sum n before they sent for it: nobody reads its place any more, and its
+// barrier has begun the next phase.
+class ClusterOfRow {
  public:
   // All threads make one.
-  __device__ TeamOfRow() {
+  __device__ ClusterOfRow() {
     if (threadIdx.x == 0) {
-      barrier_init(&shared().come, 1);
+      for (uint64_t& come : shared().come) barrier_init(&come, 1);
       barrier_init_done();
     }
+    __syncwarp();
     arrive_at_cluster();
   }
   __device__ int first_row() const { return static_cast<int>(blockIdx.x) / team_blocks(); }
@@ -28,43 +33,45 @@ class TeamOfRow {
   __device__ int threads() const { return team_blocks() * static_cast<int>(blockDim.x); }
   // Of all of them, to each: warp by warp, the first block's first.
   __device__ float sum(float value) {
-    if (!met_) await_cluster();
-    met_ = true;
     const int warps = static_cast<int>(blockDim.x) / 32;
     const int blocks = team_blocks();
     const int block = block_of_team();
-    InTurn<float>& of_warps = shared().of_warps[turn_];
+    const int turn = sums_ % 2;
+    InTurn<float>& of_warps = shared().of_warps[turn];
+    uint64_t* come = &shared().come[turn];
     value = warp_reduce(value, AddOp());
+    if (sums_ == 0) {  // all blocks have to have begun
+      __syncwarp();
+      await_cluster();
+    }
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (lane < blocks) {
       float& mine = of_warps.at(block * warps + static_cast<int>(threadIdx.x) / 32);
       if (lane == block) {
         mine = value;
       } else {
-        send_to_block(shared_address(&mine), value, &shared().come, lane);
+        send_to_block(shared_address(&mine), value, come, lane);
       }
     }
     if (threadIdx.x == 0)
-      barrier_arrive_expecting(&shared().come, static_cast<uint32_t>((blocks - 1) * warps * sizeof(float)));
+      barrier_arrive_expecting(come, static_cast<uint32_t>((blocks - 1) * warps * sizeof(float)));
     __syncthreads();
-    barrier_wait(&shared().come, static_cast<uint32_t>(turn_));
-    turn_ ^= 1;
+    barrier_wait_for_blocks(come, static_cast<uint32_t>(sums_ / 2 % 2));
+    ++sums_;
     return of_warps.reduce(blocks * warps, AddOp());
   }
 
  private:
   struct Shared {
-    // Taken in turn: who sends a sum has heard from the other blocks since all of those have read the place.
     InTurn<float> of_warps[2];
-    uint64_t come;  // a phase for each sum
+    uint64_t come[2];
   };
   __device__ static Shared& shared() {
     __shared__ Shared of_block;
     return of_block;
   }
 
-  bool met_ = false;
-  int turn_ = 0;
+  int sums_ = 0;  // made
 };
 
 }  // namespace llm_dist::kernels
