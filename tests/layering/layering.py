@@ -34,7 +34,7 @@ ALLOWED = {
 VENDOR = [
     (r"mpi\.h", ["comm/mpi", "tests/comm"]),
     (r"nccl\.h", ["comm/nccl"]),
-    (r"cuda.*\.h|cublas.*\.h", ["src/device/cuda", "kernels/cuda", "comm/nccl", "comm/p2p", "tests/comm"]),
+    (r"cuda.*\.h|cublas.*\.h", ["src/device/cuda", "kernels/cuda", "comm/nccl", "comm/p2p", "tests/comm", "tests/kernels"]),
     (r"boost/beast.*", ["src/http"]),
     (r"boost/.*", ["src/http", "comm/tcp"]),
     (r"spdlog/.*", ["src/base"]),
