@@ -22,6 +22,11 @@ VocabParallelEmbedding::VocabParallelEmbedding(const Context& context, const Voc
 
 Contribution VocabParallelEmbedding::forward(const Tensor& residual, const StepView& step) const {
   const bool by_norm = region_.is_summed_by_norm(step.num_tokens, context_.dtype, step);
+  if (!by_norm && !step.sequence_parallel) {
+    look_up(step.token_ids, residual);
+    if (context_.mesh.tp() > 1) all_reduce_rows(context_, residual);
+    return {};
+  }
   if (by_norm) {
     context_.ops->observed(
         kernels::CallKind::kCopy, "clear_residual", residual.dim(0), [&](device::Stream& stream) {
@@ -29,16 +34,10 @@ Contribution VocabParallelEmbedding::forward(const Tensor& residual, const StepV
         });
     if (step.sequence_parallel) return scatter(step);
   }
-  const Tensor rows = by_norm || step.sequence_parallel
-                          ? context_.arena->get(output_, step.num_tokens, table_.hidden_size())
-                          : residual;
-  look_up(step.token_ids, rows);
-  if (by_norm) return Contribution::partial(rows);
-  if (step.sequence_parallel) {
-    region_.reduce_scatter(rows, residual, step);
-  } else if (context_.mesh.tp() > 1) {
-    all_reduce_rows(context_, rows);
-  }
+  const Tensor term = context_.arena->get(output_, step.num_tokens, table_.hidden_size());
+  look_up(step.token_ids, term);
+  if (by_norm) return Contribution::partial(term);
+  region_.reduce_scatter(term, residual, step);
   return {};
 }
 

@@ -29,8 +29,8 @@ run_logged build/log/build-asan.log cmake --build build/asan -j "$jobs"
 phase "Building (release, CUDA and NCCL modules and the GPU tests)"
 run_logged build/log/configure.log cmake --preset release -D LLM_DIST_CUDA=ON -D LLM_DIST_TESTS=ON
 run_logged build/log/build.log cmake --build build/release -j "$jobs" --target llm-dist llm_dist_mpi \
-  llm_dist_cuda llm_dist_cuda_ampere llm_dist_nccl llm_dist_p2p_ampere cuda_ops_test cuda_backend_test cuda_golden_test comm_nccl_test \
-  comm_p2p_test comm_p2p_bench cluster_simulation_test
+  llm_dist_cuda llm_dist_cuda_ampere llm_dist_nccl llm_dist_p2p_ampere cuda_ops_test cuda_backend_test \
+  cuda_golden_test comm_nccl_test comm_p2p_test comm_p2p_bench cluster_simulation_test
 
 phase "clang-tidy on changed files"
 scripts/tidy.sh build/asan build/release

@@ -21,7 +21,6 @@
 //
 // The sum is rounded as all_reduce_sum rounds it, and the rest is norm_row: the bits of the calls apart.
 #include <algorithm>
-#include <type_traits>
 
 #include "comm/p2p/norm_sum.h"
 #include "comm/p2p/packets.cuh"
@@ -96,19 +95,11 @@ __host__ __device__ inline int units_of_part(int units, int size) {
   return ((units + size - 1) / size + kLanes - 1) / kLanes * kLanes;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-template <bool>  // where nothing is launched in clusters
-using ThreadsOfRow = kernels::BlockOfRow;
-#else
-template <bool kByClusters>
-using ThreadsOfRow = std::conditional_t<kByClusters, kernels::ClusterOfRow, kernels::BlockOfRow>;
-#endif
-
 template <typename T, int kMostRanks, bool kTwoTrips, bool kByClusters>
 __global__ void __launch_bounds__(kernels::kMostNormThreads)
     norm_sums(const __grid_constant__ PeerView peers, const NormRows rows) {
   constexpr int kVec = kPerUnit<T>;
-  ThreadsOfRow<kByClusters> threads;
+  kernels::ThreadsOfRow<kByClusters> threads;
   const int units = rows.width / kVec;
   const int unit = threads.thread();
   const int owner = kTwoTrips ? unit / units_of_part(units, peers.size) : peers.rank;
@@ -176,7 +167,7 @@ int blocks_of_row(const PeerView& peers, const NormRows& rows) {
   return blocks;
 }
 
-// How many rows a GPU has room for at once. Ranks that share one share that.
+// For as many rows at once as a GPU has room for. Ranks that share one share that.
 kernels::OverlappedLaunch launch_of(const PeerView& peers, const NormRows& rows, cudaStream_t stream) {
   const int blocks = blocks_of_row(peers, rows);
   const int threads = kernels::norm_threads((rows.width + blocks - 1) / blocks, kPerUnit<__half>);

@@ -14,10 +14,10 @@ __device__ void wait_for(int clocks) {
   }
 }
 
-template <typename Threads>
+template <bool kByClusters>
 __global__ void __launch_bounds__(kMostNormThreads) norms_kernel(const NormsOfClusters norms) {
   using T = __nv_bfloat16;
-  Threads threads;
+  ThreadsOfRow<kByClusters> threads;
   for (int row = threads.first_row(); row < norms.rows; row += threads.rows_at_once()) {
     const T* x = static_cast<const T*>(norms.x) + int64_t{row} * norms.width;
     T* out = static_cast<T*>(norms.out) + int64_t{row} * norms.width;
@@ -42,7 +42,7 @@ cudaError_t norms_of_clusters(const NormsOfClusters& norms, cudaStream_t stream)
                                 .stream = stream,
                                 .cluster_blocks = norms.blocks,
                                 .early = false};
-  auto* kernel = norms.blocks > 0 ? norms_kernel<ClusterOfRow> : norms_kernel<BlockOfRow>;
+  auto* kernel = norms.blocks > 0 ? norms_kernel<true> : norms_kernel<false>;
   return launch_overlapped(kernel, launch, norms);
 }
 

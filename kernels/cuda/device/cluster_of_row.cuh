@@ -1,7 +1,10 @@
 // A row's threads where a cluster of blocks has it (norm_row.cuh). Needs compute capability 9.0.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/device/cluster.cuh"
+#include "kernels/cuda/device/norm_row.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/row_team.cuh"
 #include "kernels/cuda/device/tma.cuh"
@@ -73,5 +76,13 @@ class ClusterOfRow {
 
   int sums_ = 0;  // made
 };
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+template <bool>  // where nothing is launched in clusters
+using ThreadsOfRow = BlockOfRow;
+#else
+template <bool kByClusters>
+using ThreadsOfRow = std::conditional_t<kByClusters, ClusterOfRow, BlockOfRow>;
+#endif
 
 }  // namespace llm_dist::kernels

@@ -1,4 +1,4 @@
-// The norm of a row by a block (kernels/rms_norm.h), or by a team of them, wherever the row comes from:
+// The norm of a row by a block (kernels/rms_norm.h), or by a cluster of them, wherever the row comes from:
 // kernels that share it, with norm_threads() or more in all for a row, agree to the bit. Each warp adds up
 // its squares, and then they are added warp by warp.
 #pragma once
