@@ -30,8 +30,7 @@ FloatKind weight_kind(WeightScheme scheme) {
 bool takes_onednn(CpuOpState& state, const LinearParams& params) {
   if (params.x.dim(0) <= state.max_skinny_tokens()) return false;
   if (weight_kind(params.weight.scheme) != float_kind(params.x.dtype)) return false;
-  if (params.x.dtype == DType::kBF16 && !state.has_native_bf16()) return false;
-  return state.dense_matmul().supports(params.x.dtype);
+  return params.x.dtype != DType::kBF16 || state.has_native_bf16();
 }
 
 // Tokens in pieces of a few sizes, so that few primitives are ever made: making one takes about a
@@ -102,17 +101,19 @@ Status run_dense_linear(CpuOpState& state, const LinearParams& params) {
   int64_t done = 0;
   if (takes_onednn(state, params)) {
     while (int64_t piece = onednn_piece(tokens - done)) {
-      RETURN_IF_ERROR(state.dense_matmul().run({.dtype = params.x.dtype,
-                                                .out_dtype = params.out.dtype,
-                                                .m = piece,
-                                                .n = params.weight.n,
-                                                .k = params.weight.k,
-                                                .x = row_at(params.x, done),
-                                                .x_stride = params.x.strides[0],
-                                                .w = params.weight.parts[0].data,
-                                                .bias = params.bias.data,
-                                                .out = row_at(params.out, done),
-                                                .out_stride = params.out.strides[0]}));
+      const DenseMatmulCall call{.dtype = params.x.dtype,
+                                 .out_dtype = params.out.dtype,
+                                 .m = piece,
+                                 .n = params.weight.n,
+                                 .k = params.weight.k,
+                                 .x = row_at(params.x, done),
+                                 .x_stride = params.x.strides[0],
+                                 .w = params.weight.parts[0].data,
+                                 .bias = params.bias.data,
+                                 .out = row_at(params.out, done),
+                                 .out_stride = params.out.strides[0]};
+      if (!state.dense_matmul().takes(call)) break;
+      RETURN_IF_ERROR(state.dense_matmul().run(call));
       done += piece;
     }
   }

@@ -1,9 +1,9 @@
 #include "kernels/cpu/linear_onednn.h"
 
-#include <array>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <unordered_map>
 
@@ -43,7 +43,8 @@ struct Cached {
   std::unordered_map<int, dnnl::memory> args;
 };
 
-Cached make(const dnnl::engine& engine, const DenseMatmulCall& call) {
+// Nothing where oneDNN has no kernel for the call.
+std::optional<Cached> make(const dnnl::engine& engine, const DenseMatmulCall& call) try {
   const DataType in = data_type(call.dtype);
   dnnl::memory::desc x({call.m, call.k}, in, dnnl::memory::dims{call.x_stride, 1});
   dnnl::memory::desc w({call.k, call.n}, in, dnnl::memory::dims{1, call.k});
@@ -53,6 +54,7 @@ Cached make(const dnnl::engine& engine, const DenseMatmulCall& call) {
   dnnl::matmul::primitive_desc desc = call.bias != nullptr
                                           ? dnnl::matmul::primitive_desc(engine, x, w, bias, out)
                                           : dnnl::matmul::primitive_desc(engine, x, w, out);
+  if (std::string_view(desc.impl_info_str()).starts_with("ref")) return std::nullopt;
   Cached cached{.primitive = dnnl::matmul(desc),
                 .x = dnnl::memory(x, engine, nullptr),
                 .w = dnnl::memory(w, engine, nullptr),
@@ -65,6 +67,8 @@ Cached make(const dnnl::engine& engine, const DenseMatmulCall& call) {
     cached.args.emplace(DNNL_ARG_BIAS, cached.bias);
   }
   return cached;
+} catch (const dnnl::error&) {
+  return std::nullopt;
 }
 
 }  // namespace
@@ -73,34 +77,23 @@ struct DenseMatmul::Impl {
   int threads;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  std::map<Key, Cached> cache;
-  std::array<std::optional<bool>, 3> supported;  // by DType: f32, f16, bf16
+  std::map<Key, std::optional<Cached>> cache;
+
+  std::optional<Cached>& cached(const DenseMatmulCall& call) {
+    omp_set_num_threads(threads);  // of this thread only; oneDNN sizes its teams by it
+    auto found = cache.find(key_of(call));
+    if (found == cache.end()) found = cache.emplace(key_of(call), make(engine, call)).first;
+    return found->second;
+  }
 };
 
-DenseMatmul::DenseMatmul(int threads) : impl_(new Impl{.threads = threads, .cache = {}, .supported = {}}) {}
+DenseMatmul::DenseMatmul(int threads) : impl_(new Impl{.threads = threads, .cache = {}}) {}
 DenseMatmul::~DenseMatmul() = default;
 
-bool DenseMatmul::supports(DType dtype) {
-  auto& known = impl_->supported.at(static_cast<size_t>(dtype));
-  if (!known) {
-    try {
-      make(impl_->engine,
-           {.dtype = dtype, .out_dtype = dtype, .m = 16, .n = 16, .k = 16, .x_stride = 16, .out_stride = 16});
-      known = true;
-    } catch (const dnnl::error&) {
-      known = false;
-    }
-  }
-  return *known;
-}
+bool DenseMatmul::takes(const DenseMatmulCall& call) { return impl_->cached(call).has_value(); }
 
 Status DenseMatmul::run(const DenseMatmulCall& call) try {
-  omp_set_num_threads(impl_->threads);  // of this thread only; oneDNN sizes its teams by it
-  auto found = impl_->cache.find(key_of(call));
-  if (found == impl_->cache.end()) {
-    found = impl_->cache.emplace(key_of(call), make(impl_->engine, call)).first;
-  }
-  Cached& cached = found->second;
+  Cached& cached = impl_->cached(call).value();
   cached.x.set_data_handle(const_cast<void*>(call.x));
   cached.w.set_data_handle(const_cast<void*>(call.w));
   cached.out.set_data_handle(call.out);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <thread>
 
@@ -121,7 +122,14 @@ class CudaOpTest : public testing::Test {
   // Rounding differs where sums are taken in another order: two units in the last place.
   static double tolerance(DType dtype) { return dtype == DType::kF32 ? 2e-5 : 2 * rounding_of(dtype); }
 
-  const OpStateOptions options_{.threads = std::max(4, static_cast<int>(std::thread::hardware_concurrency())),
+  // Shards of the tests that run beside each other (GTEST_TOTAL_SHARDS) share the processors: the CPU's
+  // threads wait for each other in turns of their own, and more of them than processors come to nothing.
+  static int threads_of_shard() {
+    const char* shards = std::getenv("GTEST_TOTAL_SHARDS");
+    const int beside = shards == nullptr ? 1 : std::max(1, std::atoi(shards));
+    return std::max(2, static_cast<int>(std::thread::hardware_concurrency()) / beside);
+  }
+  const OpStateOptions options_{.threads = threads_of_shard(),
                                 .max_tokens = 8192,
                                 .max_features = 32768,
                                 .max_sequences = 64,

@@ -2,6 +2,7 @@
 #include "kernels/cpu/linear.h"
 
 #include <gtest/gtest.h>
+#include <oneapi/dnnl/dnnl.h>
 
 #include "src/device/cpu/cpu_backend.h"
 #include "tests/base/allocation_count.h"
@@ -219,6 +220,35 @@ TEST_F(LinearCases, DenseAndScaledWeightsMatchTheTwin) {
       }
     }
   }
+}
+
+// oneDNN's reference loops take a thousand times as long as our own kernels: it is asked only where it has
+// kernels.
+TEST_F(LinearTest, DenseProductsAreNotByReferenceLoops) {
+  auto state = make_state(2);
+  ASSERT_EQ(dnnl_set_verbose(1), dnnl_success);  // a line for each call, with the kernel's name
+  testing::internal::CaptureStdout();
+  for (WeightScheme scheme : kDense) {
+    RandomWeight weight(scheme, 64, 96, random_);
+    for (DType x : kActivations) {
+      for (DType out : {x, DType::kF32}) {
+        for (bool has_bias : {false, true}) {
+          Matrix rows(x, 64, 96, 96, random_);
+          Matrix bias(x, 1, 64, 64, random_);
+          Matrix result(out, 64, 64, 64, random_);
+          run(*state,
+              {.x = rows.view,
+               .weight = weight.weight,
+               .bias = has_bias ? bias.view.reshaped({64}) : Tensor{},
+               .out = result.view});
+        }
+      }
+    }
+  }
+  dnnl_set_verbose(0);
+  const std::string said = testing::internal::GetCapturedStdout();
+  EXPECT_NE(said.find(",exec,cpu,matmul,"), std::string::npos) << said;  // of floats there is always one
+  EXPECT_EQ(said.find(",matmul,ref"), std::string::npos) << said;
 }
 
 // The int8 error is the activations' alone: against the same products with rounded activations in double, the

@@ -40,7 +40,7 @@ VENDOR = [
     (r"spdlog/.*", ["src/base"]),
     (r"nlohmann/.*", ["src/checkpoint", "src/http", "src/server", "cluster", "launch", "tests"]),
     (r"prometheus/.*", ["src/server"]),
-    (r"oneapi/dnnl/.*|dnnl\.hpp?", ["kernels/cpu"]),
+    (r"oneapi/dnnl/.*|dnnl\.hpp?", ["kernels/cpu", "tests/kernels"]),
     (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),
     (r"hwloc\.h", ["launch"]),
     (r"CLI/.*", ["launch", "tests/launch"]),
