@@ -53,6 +53,7 @@ struct OpStateOptions {
   AttentionKernels attention = AttentionKernels::kFastest;
   // Ops on a single row may go out together, as a kernel with a block on every processor of the device.
   bool persistent_kernels = true;
+  bool autotune = true;     // else tuning tries nothing, and what other runs have found out is not asked
   bool f8_weights = false;  // some linear layers have f8_e4m3 weights
   // A row's results have the same bits whatever stands beside it. failed_precondition where a device has no
   // such kernels.

@@ -1,6 +1,7 @@
 #include "launch/device_choice.h"
 
 #include "comm/nccl_groups.h"
+#include "comm/nccl_loader.h"
 #include "comm/p2p_groups.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cuda/cuda_module.h"
@@ -74,6 +75,14 @@ Result<RankDevice> choose_device(const std::string& wanted, const comm::World& w
   return cpu;
 }
 
+Status disable_early_starts(RankDevice& device) {
+  if (device.device.type != DeviceType::kCuda) return ok_status();
+  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
+  module->allow_early_starts(false);
+  device.early_starts = false;
+  return ok_status();
+}
+
 Status refuse_shared_devices(comm::World& world, const RankDevice& mine) {
   if (world.rank_info().size == 1) return ok_status();
   // A GPU's description holds its UUID, so equal ones are the same GPU whatever its number here.
@@ -114,6 +123,10 @@ Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World
                                                                      const comm::GroupUse& use) {
   if (device.device.type == DeviceType::kCuda) {
     const int index = device.device.index;
+    if (!device.early_starts && world_ranks.size() > 1) {
+      ASSIGN_OR_RETURN(const comm::NcclModule* module, comm::open_nccl_module());
+      module->allow_early_starts(false);
+    }
     if (!(use.hands_off ? device.custom_hand_off : device.custom_all_reduce))
       return comm::make_nccl_communicator(world, world_ranks, name, index);
     return comm::make_p2p_communicator(world,

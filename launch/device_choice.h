@@ -22,12 +22,16 @@ struct RankDevice {
   // hand-offs between stages.
   bool custom_all_reduce = true;
   bool custom_hand_off = true;
+  bool early_starts = true;  // of kernels, before the ones in front have ended
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the
 // visible GPU with its local rank's number; where the launcher shows each rank one GPU of its own, that one.
 // `cpu_threads`: of the CPU's ops. failed_precondition when there is no GPU for this rank.
 Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads);
+
+// Kernels on `device` start when those in front of them have ended.
+Status disable_early_starts(RankDevice& device);
 
 // How many GPUs this process sees; an error says why it cannot look.
 Result<int> visible_gpus();

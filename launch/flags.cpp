@@ -207,6 +207,13 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--disable-persistent-kernels",
                   scheduler.disable_persistent_kernels,
                   "On GPUs every op of a single sequence's step in a kernel of its own");
+  group->add_flag("--disable-pdl",
+                  scheduler.disable_pdl,
+                  "Kernels on GPUs start when those in front of them have ended: no programmatic dependent "
+                  "launch");
+  group->add_flag("--disable-autotune",
+                  scheduler.disable_autotune,
+                  "Kernels of matrix products on GPUs by a first guess, not by timing some at start");
   group->add_flag(
       "--deterministic",
       scheduler.deterministic,
@@ -339,6 +346,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   if (flags.scheduler.disable_custom_attention)
     options.attention_kernels = kernels::AttentionKernels::kPortable;
   options.persistent_kernels = !flags.scheduler.disable_persistent_kernels;
+  options.autotune = !flags.scheduler.disable_autotune;
   options.deterministic = flags.scheduler.deterministic;
   options.priority_scheduling = flags.scheduler.policy == "priority";
   options.graph_sizes = graph_sizes(flags.scheduler, resources);

@@ -63,6 +63,8 @@ struct SchedulerFlags {
   bool disable_custom_linear = false;
   bool disable_custom_attention = false;
   bool disable_persistent_kernels = false;
+  bool disable_pdl = false;
+  bool disable_autotune = false;
   bool deterministic = false;
   std::vector<int64_t> cuda_graph_sizes;  // empty: the device's habit
 };

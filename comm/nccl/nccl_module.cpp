@@ -4,6 +4,7 @@
 
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/p2p/peer_memory.h"
+#include "kernels/cuda/device/overlapped_launch.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -15,10 +16,13 @@ Result<std::string> make_id() {
   return std::string(id.internal, sizeof id.internal);
 }
 
+void allow_early_starts(bool allowed) { kernels::early_starts_allowed = allowed; }
+
 constexpr NcclModule kModule{.version = kNcclModuleVersion,
                              .make_id = make_id,
                              .connect = NcclCommunicator::connect,
-                             .make_peer_memory = make_peer_memory};
+                             .make_peer_memory = make_peer_memory,
+                             .allow_early_starts = allow_early_starts};
 
 }  // namespace
 }  // namespace llm_dist::comm

@@ -12,7 +12,7 @@
 
 namespace llm_dist::comm {
 
-constexpr int kNcclModuleVersion = 4;
+constexpr int kNcclModuleVersion = 5;
 constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
 constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
 
@@ -28,6 +28,8 @@ struct NcclModule {
   // Every rank of the group calls it with the same id; waits for them until the deadline.
   Result<std::unique_ptr<Communicator>> (*connect)(const NcclGroup& group, Deadline deadline) = nullptr;
   std::unique_ptr<PeerMemory> (*make_peer_memory)(const PeerGroup& group) = nullptr;
+  // As of CudaModule, of kernels over peer memory.
+  void (*allow_early_starts)(bool allowed) = nullptr;
 };
 
 using NcclModuleEntry = const NcclModule* (*)();

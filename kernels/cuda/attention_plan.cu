@@ -304,7 +304,8 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
     plan.num_prompt = work.prompt_items;
     CHECK_LE(plan.num_prompt,
              most_prompt_items(params.num_tokens, params.num_sequences, group, plan.prompt_rows));
-    plan.prompt_blocks = blocks_beside_decodes(work, hopper_processors);
+    plan.prompt_blocks =
+        starts_kernels_early() ? blocks_beside_decodes(work, hopper_processors) : hopper_processors;
     if (work.decodes == 0 && work.prompt_items > 0) plan.num_decode = 0;
   }
   CHECK_LE(most_partials(params.num_kv_heads), kMaxPartials);

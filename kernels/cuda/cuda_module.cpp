@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_module.h"
 
 #include "kernels/cuda/cuda_op_state.h"
+#include "kernels/cuda/device/overlapped_launch.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/read_bandwidth.h"
 #include "src/device/cuda/cuda_backend.h"
@@ -23,6 +24,8 @@ bool takes_weight(WeightScheme scheme, DType activation) {
 }
 
 Status prepare_weight(OpState&, device::Stream&, Weight&) { return ok_status(); }
+
+void allow_early_starts(bool allowed) { early_starts_allowed = allowed; }
 
 std::optional<StreamedDivision> take_last_division(OpState& state) {
   return as_cuda_state(state).matmul().take_last_division();
@@ -65,6 +68,7 @@ constexpr CudaModule kModule{.version = kCudaModuleVersion,
                              .visible_devices = device::visible_cuda_devices,
                              .make_backend = device::make_cuda_backend,
                              .ops = &kOps,
+                             .allow_early_starts = allow_early_starts,
                              .read_bandwidth = read_bandwidth_cuda,
                              .take_last_division = take_last_division};
 

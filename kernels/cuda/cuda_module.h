@@ -11,7 +11,7 @@
 
 namespace llm_dist::kernels {
 
-inline constexpr int kCudaModuleVersion = 5;
+inline constexpr int kCudaModuleVersion = 6;
 inline constexpr const char* kCudaModuleFile = "libllm_dist_cuda.so";
 inline constexpr const char* kCudaModuleEntry = "llm_dist_cuda_module";
 
@@ -20,6 +20,9 @@ struct CudaModule {
   int (*visible_devices)() = nullptr;  // 0 where there is no driver
   Result<std::unique_ptr<device::Backend>> (*make_backend)(int index) = nullptr;
   const OpTable* ops = nullptr;
+  // Whether ops' kernels may start before the ones in front of them have ended (programmatic dependent
+  // launch), where the device does that; true at first. Of the process, and of launches from then on.
+  void (*allow_early_starts)(bool allowed) = nullptr;
   // Bytes a second at which kernels read the device's memory, measured.
   Result<double> (*read_bandwidth)(device::Backend& backend) = nullptr;
   // For tests, which are to notice when another kernel ran than theirs: how the kernels for few rows divided

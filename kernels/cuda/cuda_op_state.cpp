@@ -34,7 +34,7 @@ Result<std::unique_ptr<CudaOpState>> CudaOpState::make(device::Backend& backend,
   ASSIGN_OR_RETURN(HopperDevice device, HopperDevice::ask());
   ASSIGN_OR_RETURN(device::Buffer buffer,
                    backend.allocate(workspace_bytes(options), device::MemoryKind::kDevice));
-  const std::string cache = user_cache_folder();
+  const std::string cache = options.autotune ? user_cache_folder() : "";
   ASSIGN_OR_RETURN(std::unique_ptr<Matmul> matmul,
                    Matmul::make(device,
                                 matmul_memory(options, buffer.data()),

@@ -23,8 +23,12 @@ class CudaOpState : public OpState {
   static Result<std::unique_ptr<CudaOpState>> make(device::Backend& backend, const OpStateOptions& options);
   static int64_t workspace_bytes(const OpStateOptions& options);
 
-  void start_tuning() override { matmul_->start_tuning(); }
-  void end_tuning() override { matmul_->end_tuning(); }
+  void start_tuning() override {
+    if (options_.autotune) matmul_->start_tuning();
+  }
+  void end_tuning() override {
+    if (options_.autotune) matmul_->end_tuning();
+  }
   const OpStateOptions& options() const { return options_; }
   Matmul& matmul() const { return *matmul_; }
   FusedRow& fused_row() { return fused_row_; }

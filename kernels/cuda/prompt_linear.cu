@@ -201,7 +201,7 @@ int eights_at_once() {
 // How the tiles of y are divided between clusters of eight and pairs beside them: so that both end early, and
 // of ways that are as good the one with the fewest pairs' tiles. Pairs get the first ones, whose rows of x
 // are there at once where others are still to come. All to pairs where eights would not pay: of rows or
-// columns that do not fill them.
+// columns that do not fill them. Without early starts nothing runs beside eights.
 struct Division {
   Portion eights;
   Portion pairs;
@@ -220,7 +220,7 @@ Division divide(const MatmulShape& shape, int64_t shares, int processors, int ei
       shape.m % (shares * PromptLinear::kClusterRows) == 0 && (fills_columns || Kind::kWRows < kMostWRows);
   if (eights == 0 || !fills) return best;
   const Portion all = all_tiles<Kind, Eight>(shape, shares, eights);
-  const int rest = (processors - eights * Eight::kBlocks) / Pair::kBlocks;
+  const int rest = starts_kernels_early() ? (processors - eights * Eight::kBlocks) / Pair::kBlocks : 0;
   const int most = rest > 0 ? all.tiles / 4 : 0;
   int64_t least = best.pairs.rounds() + 1;
   for (int of_pairs = 0; of_pairs <= most; ++of_pairs) {

@@ -45,6 +45,7 @@ struct EngineOptions {
   kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
   kernels::AttentionKernels attention_kernels = kernels::AttentionKernels::kFastest;
   bool persistent_kernels = true;  // for steps of one row, where a device has them
+  bool autotune = true;            // kernels are chosen by timing them, where a device has several
   bool peer_memory = false;        // a tensor group's GPUs have some for each other (comm/p2p)
   bool peer_hand_off = false;      // and so have those of two stages
   bool deterministic = false;      // logits have the same bits alone and in any batch, chunk or replay

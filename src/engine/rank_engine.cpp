@@ -77,6 +77,7 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
       .attention = options.attention_kernels,
       // Between stages it has not been measured.
       .persistent_kernels = options.persistent_kernels && options.layout.pp == 1,
+      .autotune = options.autotune,
       .f8_weights = options.quantization.value_or(config.quantization.value_or(WeightScheme::kF32)) ==
                     WeightScheme::kF8E4M3,
       .batch_invariant = options.deterministic};

@@ -217,6 +217,12 @@ TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
   }
 }
 
+TEST_F(CudaAttention, WithoutEarlyStartsAsOnTheCpu) {
+  module_->allow_early_starts(false);
+  compare_state(DType::kBF16, DType::kBF16, {32, 8, 128}, {{500, 1, 7, 1}, {800, 700, 507, 1900}}, 16);
+  module_->allow_early_starts(true);
+}
+
 // More pieces of work than there are processors, several for each: of heads that L2 has room for together,
 // and in turns of seven, seven and two.
 TEST_F(CudaAttention, SeveralPiecesForEachProcessor) {

@@ -261,6 +261,14 @@ TEST_F(CudaGatedPrompts, OfLargeClustersBetweenOthers) {
   for (int again = 0; again < 10; ++again) EXPECT_EQ(chain(false), expected);
 }
 
+// Where no kernel starts early none of a product's two runs beside the other.
+TEST_F(CudaGatedPrompts, WithoutEarlyStartsAsOnTheCpu) {
+  module_->allow_early_starts(false);
+  for (int64_t n : {512, 3840, 4096})
+    check_dense({.dtype = DType::kBF16, .m = 512, .n = n, .k = 576, .whole = true});
+  module_->allow_early_starts(true);
+}
+
 TEST_F(CudaGatedPrompts, OtherShapesAreLeftToTheLibrary) {
   check_dense({.dtype = DType::kBF16, .bias = true, .m = 300, .n = 256, .k = 128});
   check_dense({.dtype = DType::kBF16, .m = 300, .n = 192, .k = 128});

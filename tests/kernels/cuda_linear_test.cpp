@@ -264,6 +264,10 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
       chain(false);
       EXPECT_EQ(download(narrow), expected) << m << " rows";
     }
+    module_->allow_early_starts(false);
+    chain(false);
+    EXPECT_EQ(download(narrow), expected) << m << " rows, none early";
+    module_->allow_early_starts(true);
     gpu_backend_->begin_capture(*gpu_stream_);
     chain(false);
     auto graph = gpu_backend_->end_capture(*gpu_stream_);
@@ -313,6 +317,14 @@ TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
   run_tuned();
   EXPECT_EQ(lines_of(files[0]), 14 + 3);
   std::filesystem::remove_all(cache);
+  // Nor is anything tried or kept where that is not wanted.
+  OpStateOptions untuned = options_;
+  untuned.autotune = false;
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, untuned).value();
+  gpu_state_->start_tuning();
+  check_linear(DType::kBF16, false, 60, 1536, 576);
+  gpu_state_->end_tuning();
+  EXPECT_FALSE(std::filesystem::exists(cache));
   unsetenv("XDG_CACHE_HOME");
 }
 

@@ -9,7 +9,7 @@ add_executable(cpu_ops_bench cpu_ops_bench.cpp)
 llm_dist_target_defaults(cpu_ops_bench)
 target_link_libraries(cpu_ops_bench PRIVATE llm_dist_kernels)
 if(LLM_DIST_HAS_CUDA)
-  llm_dist_test(cuda_ops_test LABEL gpu
+  llm_dist_test(cuda_ops_test LABEL gpu TIMEOUT 900
     SOURCES cuda_attention_test.cpp cuda_cluster_of_row_test.cpp cuda_f8_linear_test.cpp cuda_fused_row_test.cpp cuda_gated_test.cpp cuda_grouped_codes_test.cpp cuda_norm_codes_test.cpp cuda_linear_shares_test.cpp cuda_linear_test.cpp cuda_ops_test.cpp cuda_prompt_linear_test.cpp cuda_row_ops_test.cpp cuda_row_terms_test.cpp
             norms_of_clusters.cu LIBS llm_dist_kernels hwy::hwy CUDA::cudart)
   set_target_properties(cuda_ops_test PROPERTIES INSTALL_RPATH "${CMAKE_INSTALL_RPATH};${CUDAToolkit_LIBRARY_DIR}")

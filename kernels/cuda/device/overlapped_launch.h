@@ -35,8 +35,11 @@ inline int compute_capability_major() {
   return of_device - 1;
 }
 
+// A module's own: the CUDA module's and the NCCL module's are set apart.
+inline std::atomic<bool> early_starts_allowed{true};
+
 // Whether it may start a kernel before the one in front has ended.
-inline bool starts_kernels_early() { return compute_capability_major() >= 9; }
+inline bool starts_kernels_early() { return early_starts_allowed && compute_capability_major() >= 9; }
 
 // Whether it has clusters, as far as kernels are compiled for them: on 9.0 alone. Code for less that a later
 // device runs knows none.
