@@ -3,17 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-#include <list>
 #include <utility>
 
-#include "kernels/cpu/cpu_ops.h"
 #include "parallel/linear.h"
 #include "parallel/norm.h"
-#include "parallel/residual.h"
-#include "src/device/cpu/cpu_backend.h"
-#include "tests/parallel/call_names.h"
-#include "tests/parallel/reducing_group.h"
+#include "tests/parallel/rank_of_group.h"
 
 namespace llm_dist::parallel {
 namespace {
@@ -33,102 +27,39 @@ kernels::OpTable sending_ops() {
 enum class Sends : uint8_t { kNothing, kToNorm, kToTheEnd };
 
 // What a stage does between two matrices, and at its end.
-class Stage {
+class Stage : public RankOfGroup {
  public:
-  // most_rows: of the calls that the group's reducer takes, shared or not; −1: the group has none.
   Stage(Layout layout,
         int64_t most_rows,
         bool hands_terms = false,
         Sends sends = Sends::kNothing,
         bool reader_hands = false)
-      : sends_(sends),
-        reader_hands_(reader_hands),
-        group_(layout.tp),
-        reducer_(group_, ops_, most_rows),
-        arena_({.tokens = kRows, .local_tokens = kRows, .samples = 1}) {
-    if (hands_terms) reducer_.hand_terms();
+      : RankOfGroup(layout, most_rows, hands_terms, sending_ops()) {
     reducer_.takes_terms = sends != Sends::kNothing;
-    Context context{.mesh = Mesh(layout, 0),
-                    .dtype = DType::kF32,
-                    .arena = &arena_,
-                    .weights = &weights_,
-                    .ops = &ops_,
-                    .tensor_group = &group_,
-                    .norm_reducer = most_rows < 0 ? nullptr : &reducer_};
-    const bool shares = layout.is_sequence_parallel(kRows);
-    view_ = {
-        .num_tokens = kRows, .local_tokens = shares ? kRows / layout.tp : kRows, .sequence_parallel = shares};
-    RowParallelLinear out(context, "out", {0, kInner}, kHidden, false);
-    RmsNorm norm(context, "norm", kHidden, 1e-5f);
-    ResidualStream stream(context, kHidden);
-    must(arena_.allocate(*backend_));
-    fill_weights();
-    run(out, norm, stream);
-  }
-
-  const Calls& names() const { return observer_.names; }
-  const std::vector<int64_t>& rows() const { return observer_.rows; }
-  const Group& group() const { return group_; }
-  int fused_calls() const { return reducer_.calls; }
-  const Reducer& reducer() const { return reducer_; }
-  const std::vector<float>& normed() const { return normed_; }
-  const std::vector<float>& left() const { return left_; }
-  const device::HandedRows& handed() const { return handed_; }
-
- private:
-  // residual += out(x); its norm; residual += out(x) again.
-  void run(const RowParallelLinear& out, const RmsNorm& norm, const ResidualStream& stream) {
+    const RowParallelLinear out(context_, "out", {0, kInner}, kHidden, false);
+    const RmsNorm norm(context_, "norm", kHidden, 1e-5f);
+    const ResidualStream stream(context_, kHidden);
+    allocate();
+    // residual += out(x); its norm; residual += out(x) again.
     const Tensor x = numbers({kRows, kInner}, 3);
     Hidden hidden = stream.entrance(view_);
     for (int64_t i = 0; i < hidden.residual.numel(); ++i)
       hidden.residual.as<float>()[i] = 0.25f * static_cast<float>(i % 5);
     hidden.x = out.forward({x}, view_);
-    const Normed normed = norm.add_and_norm(hidden.x, hidden.residual, {.shares = reader_hands_});
+    const Normed normed = norm.add_and_norm(hidden.x, hidden.residual, {.shares = reader_hands});
     normed_ = values(normed.x.rows);
     handed_ = normed.handed;
-    if (sends_ == Sends::kToNorm) return;
+    if (sends == Sends::kToNorm) return;
     hidden.x = out.forward({x}, view_);
     left_ = values(stream.finish(hidden, view_));
   }
 
-  Tensor numbers(std::initializer_list<int64_t> shape, int salt) {
-    const int64_t bytes = Tensor::contiguous(nullptr, DType::kF32, shape).bytes();
-    buffers_.push_back(backend_->allocate(bytes, device::MemoryKind::kDevice).value());
-    Tensor tensor = buffers_.back().view(DType::kF32, shape);
-    for (int64_t i = 0; i < tensor.numel(); ++i)
-      tensor.as<float>()[i] = 0.1f * static_cast<float>((i * 7 + salt) % 11 - 5);
-    return tensor;
-  }
+  int fused_calls() const { return reducer_.calls; }
+  const std::vector<float>& normed() const { return normed_; }
+  const std::vector<float>& left() const { return left_; }
+  const device::HandedRows& handed() const { return handed_; }
 
-  void fill_weights() {
-    for (const MatrixSlot& slot : weights_.matrices) {
-      const Tensor rows = numbers({slot.rows, slot.cols}, 1);
-      *slot.target = {.scheme = WeightScheme::kF32, .n = slot.rows, .k = slot.cols};
-      slot.target->parts[0] = Tensor::contiguous(rows.data, DType::kU8, {slot.rows, slot.cols * 4});
-    }
-    for (const VectorSlot& slot : weights_.vectors) *slot.target = numbers({slot.size}, 2);
-  }
-
-  std::vector<float> values(const Tensor& tensor) {
-    must(stream_->synchronize(Deadline::after_seconds(10)));
-    return {tensor.as<float>(), tensor.as<float>() + tensor.numel()};
-  }
-
-  Sends sends_;
-  bool reader_hands_;
-  std::unique_ptr<device::Backend> backend_ = device::make_cpu_backend({});
-  std::unique_ptr<device::Stream> stream_ = backend_->make_stream("test");
-  std::unique_ptr<kernels::OpState> state_ =
-      kernels::cpu_ops().make_state(*backend_, {.max_tokens = kRows, .max_features = kHidden}).value();
-  CallNames observer_;
-  const kernels::OpTable table_ = sending_ops();
-  kernels::Ops ops_{table_, *state_, *stream_, &observer_};
-  std::list<device::Buffer> buffers_;
-  Group group_;
-  Reducer reducer_;
-  Arena arena_;
-  WeightMap weights_;
-  StepView view_;
+ private:
   std::vector<float> normed_;
   std::vector<float> left_;
   device::HandedRows handed_;
