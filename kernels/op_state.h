@@ -39,7 +39,8 @@ enum class LinearKernels : uint8_t {
   kFourNarrowParts,
 };
 
-// Which kernels attend to prompts, where a device has some of its own beside those that every device takes.
+// Which kernels attend. kPortable: to prompts, where a device has some of its own, those that every device
+// takes; in steps of decodes alone, where there are some of tensor cores, those without, whose twins they are.
 enum class AttentionKernels : uint8_t { kFastest, kPortable };
 
 struct OpStateOptions {

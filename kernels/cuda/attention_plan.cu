@@ -281,8 +281,11 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
                      .num_tokens = params.num_tokens,
                      .num_kv_heads = params.num_kv_heads};
   const int64_t group = params.num_heads / std::max(1, params.num_kv_heads);
+  const int decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
   const bool f8 = params.kv_dtype == DType::kF8E4M3;
-  plan.tensor_cores = (f8 || params.kv_dtype == params.dtype) &&
+  const bool plain =
+      options.attention == AttentionKernels::kPortable && params.max_query_len * group <= decode_rows;
+  plan.tensor_cores = !plain && (f8 || params.kv_dtype == params.dtype) &&
                       (params.dtype == DType::kBF16 || params.dtype == DType::kF16) &&
                       (params.head_dim == 64 || params.head_dim == 128) && params.block_size % 16 == 0 &&
                       group >= 1 && group <= kMaxDecodeRows && params.num_sequences > 0;
@@ -293,7 +296,7 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
         params.num_tokens,
         options.max_sequences,
         options.max_tokens);
-  plan.decode_rows = group <= 8 ? 8 : kMaxDecodeRows;
+  plan.decode_rows = decode_rows;
   plan.prompt_heads = heads_in_cache(params);
   plan.prompt_rows = hopper_processors > 0 ? kHopperPromptRows : kPromptRows;
   plan.decodes_early = params.num_sequences < many_decodes(params.num_kv_heads);
