@@ -40,7 +40,8 @@ enum class LinearKernels : uint8_t {
 };
 
 // Which kernels attend. kPortable: to prompts, where a device has some of its own, those that every device
-// takes; in steps of decodes alone, where there are some of tensor cores, those without, whose twins they are.
+// takes; in steps of decodes alone, where there are some of tensor cores, those without, whose twins they
+// are.
 enum class AttentionKernels : uint8_t { kFastest, kPortable };
 
 struct OpStateOptions {

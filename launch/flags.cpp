@@ -201,10 +201,11 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   group->add_flag("--disable-custom-linear",
                   scheduler.disable_custom_linear,
                   "Matrix products on GPUs by cuBLASLt alone, not by kernels of our own");
-  group->add_flag("--disable-custom-attention",
-                  scheduler.disable_custom_attention,
-                  "Attention of prompts by the kernel that every GPU takes, not by the one for Hopper, and of "
-                  "decodes without tensor cores");
+  group->add_flag(
+      "--disable-custom-attention",
+      scheduler.disable_custom_attention,
+      "Attention of prompts by the kernel that every GPU takes, not by the one for Hopper, and in "
+      "steps of decodes alone without tensor cores");
   group->add_flag("--disable-persistent-kernels",
                   scheduler.disable_persistent_kernels,
                   "On GPUs every op of a single sequence's step in a kernel of its own");

@@ -112,7 +112,8 @@ Status run_dense_linear(CpuOpState& state, const LinearParams& params) {
                                  .bias = params.bias.data,
                                  .out = row_at(params.out, done),
                                  .out_stride = params.out.strides[0]};
-      if (!state.dense_matmul().takes(call)) break;
+      ASSIGN_OR_RETURN(const bool taken, state.dense_matmul().takes(call));
+      if (!taken) break;
       RETURN_IF_ERROR(state.dense_matmul().run(call));
       done += piece;
     }

@@ -67,8 +67,13 @@ std::optional<Cached> make(const dnnl::engine& engine, const DenseMatmulCall& ca
     cached.args.emplace(DNNL_ARG_BIAS, cached.bias);
   }
   return cached;
-} catch (const dnnl::error&) {
+} catch (const dnnl::error& error) {
+  if (error.status != dnnl_unimplemented) throw;
   return std::nullopt;
+}
+
+Status failed(const DenseMatmulCall& call, const dnnl::error& error) {
+  return internal_error(format("oneDNN matmul {} × {} × {}: {}", call.m, call.n, call.k, error.message));
 }
 
 }  // namespace
@@ -90,7 +95,11 @@ struct DenseMatmul::Impl {
 DenseMatmul::DenseMatmul(int threads) : impl_(new Impl{.threads = threads, .cache = {}}) {}
 DenseMatmul::~DenseMatmul() = default;
 
-bool DenseMatmul::takes(const DenseMatmulCall& call) { return impl_->cached(call).has_value(); }
+Result<bool> DenseMatmul::takes(const DenseMatmulCall& call) try {
+  return impl_->cached(call).has_value();
+} catch (const dnnl::error& error) {
+  return failed(call, error);
+}
 
 Status DenseMatmul::run(const DenseMatmulCall& call) try {
   Cached& cached = impl_->cached(call).value();
@@ -102,7 +111,7 @@ Status DenseMatmul::run(const DenseMatmulCall& call) try {
   impl_->stream.wait();
   return ok_status();
 } catch (const dnnl::error& error) {
-  return internal_error(format("oneDNN matmul {} × {} × {}: {}", call.m, call.n, call.k, error.message));
+  return failed(call, error);
 }
 
 }  // namespace llm_dist::kernels

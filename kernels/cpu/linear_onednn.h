@@ -30,7 +30,7 @@ class DenseMatmul {
   // Whether oneDNN has a kernel for the call on this CPU; asked once for each shape and remembered. Where it
   // has only its reference loops, as of f16 with a bias, they take a thousand times as long as our own
   // kernels.
-  bool takes(const DenseMatmulCall& call);
+  Result<bool> takes(const DenseMatmulCall& call);
   // Runs a call that takes() allows, on the calling thread and its team. Call it from one thread.
   Status run(const DenseMatmulCall& call);
 

@@ -1,9 +1,9 @@
 // Causal paged attention where tensor cores do not serve (attention_mma.cu): float, unusual head sizes and
-// blocks. Prompts and decodes alike, a block works on one token, one kv head (its whole group
-// of query heads, so that K and V are read once for them) and one share of the context. Groups of lanes of a
-// warp each take a key at a time with 16-byte loads and keep an online softmax of their own (Dao et al.
-// 2022); they are merged at the end, and shares of the context by a second, small kernel (Dao et al. 2023,
-// "Flash-Decoding").
+// blocks, and steps of decodes alone where kernels for every device are wanted. Prompts and decodes alike, a
+// block works on one token, one kv head (its whole group of query heads, so that K and V are read once for
+// them) and one share of the context. Groups of lanes of a warp each take a key at a time with 16-byte loads
+// and keep an online softmax of their own (Dao et al. 2022); they are merged at the end, and shares of the
+// context by a second, small kernel (Dao et al. 2023, "Flash-Decoding").
 #include <algorithm>
 
 #include "kernels/cuda/cuda_op_state.h"

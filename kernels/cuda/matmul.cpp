@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cuda/device/overlapped_launch.h"
 #include "kernels/cuda/library_product.h"
 #include "kernels/cuda/quantize_rows.h"
 #include "kernels/cuda/silu_and_mul.h"
@@ -45,7 +46,7 @@ Result<std::string> environment(LinearKernels kernels) {
   RETURN_IF_ERROR(device::cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
   const auto wanted = StreamedLinear::wanted_division(kernels);
   return format(
-      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}{}",
+      "{}, compute {}.{}, {} processors, driver {}, cublasLt {}, {}{}{}",
       device.name,
       device.major,
       device.minor,
@@ -54,7 +55,8 @@ Result<std::string> environment(LinearKernels kernels) {
       cublasLtGetVersion(),
       kernels == LinearKernels::kLibrary ? "alone" : format("streamed {}", StreamedLinear::kVersion),
       // Of those that try none of the library's, apart: their choices are not everyone's.
-      wanted ? format(", division {}", wanted->code()) : (are_ours(kernels) ? ", ours" : ""));
+      wanted ? format(", division {}", wanted->code()) : (are_ours(kernels) ? ", ours" : ""),
+      early_starts_allowed ? "" : ", none early");
 }
 
 }  // namespace

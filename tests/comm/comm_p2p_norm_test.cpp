@@ -5,6 +5,7 @@
 #include <cstring>
 #include <random>
 
+#include "comm/nccl_loader.h"
 #include "comm/norm_reducer.h"
 #include "tests/comm/p2p_fixture.h"
 
@@ -166,6 +167,27 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
     check(BFloat16{});
     check(Float16{});
   });
+}
+
+// Of the norm's kernels and of those in front of them.
+TEST_P(P2pNorm, HasTheSameBitsWithoutEarlyStarts) {
+  cuda_module().value()->allow_early_starts(false);
+  open_nccl_module().value()->allow_early_starts(false);
+  run([this](World& world, Site& site) {
+    with_twin<NormTwin, BFloat16>(world, site, [this](NormTwin<BFloat16>& twin, GroupUnderTest&) {
+      for (int64_t rows : {1, 16, 65}) {
+        if (rows > most_rows()) continue;
+        const NormShape shape{rows, 4096};
+        twin.restart();
+        twin.take_terms(shape, 0);
+        twin.fused(shape);
+        twin.apart(shape);
+        twin.expect_alike();
+      }
+    });
+  });
+  cuda_module().value()->allow_early_starts(true);
+  open_nccl_module().value()->allow_early_starts(true);
 }
 
 // What says that a word has not come may be a term: two numbers that are none. They come, as such.

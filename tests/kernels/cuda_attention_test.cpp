@@ -155,8 +155,8 @@ class CudaAttention : public CudaOpTest {
     return download(out);
   }
 
-  // Whether the device has kernels of its own for prompts. Kernels round elsewhere: what is equal bit for bit
-  // comes from one.
+  // Whether the device has other kernels than those that every device takes. Kernels round elsewhere: what is
+  // equal bit for bit comes from one.
   bool has_own_kernel(DType dtype, DType kv_dtype, Heads heads, const Batch& batch, int64_t block_size) {
     const auto inputs = random_;
     const std::vector<std::byte> own = compare_state(dtype, kv_dtype, heads, batch, block_size);
@@ -214,6 +214,13 @@ TEST_F(CudaAttention, TilesOfPromptsMatchTheCpu) {
         block_size = block_size == 256 ? 16 : 2 * block_size;
       }
     }
+  }
+}
+
+TEST_F(CudaAttention, DecodesAloneHaveATwinWithoutTensorCores) {
+  const Batch batch{{1, 1}, {300, 500}};
+  for (DType kv_dtype : {DType::kBF16, DType::kF8E4M3}) {
+    for (int64_t dim : {64, 128}) EXPECT_TRUE(has_own_kernel(DType::kBF16, kv_dtype, {8, 2, dim}, batch, 16));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <limits>
 
+#include "kernels/cuda/device/overlapped_launch.h"
 #include "tests/kernels/cuda_linear_checks.h"
 
 namespace llm_dist::kernels {
@@ -288,6 +289,15 @@ TEST_P(CudaLinearChains, ThatOverlapWaitForTheirInput) {
     const F8Weight down = f8_weight(kNarrow, kWide);
     check(m, up.weight(gpu), down.weight(gpu));
   }
+}
+
+// Of the test's own launches: a module's switch is its own.
+TEST_F(CudaLinear, LaunchesAreEarlyWhereThatIsAllowed) {
+  const OverlappedLaunch launch{.grid = dim3(1), .threads = 32};
+  EXPECT_EQ(LaunchConfig(launch).get()->numAttrs, is_hopper() ? 1u : 0u);
+  early_starts_allowed = false;
+  EXPECT_EQ(LaunchConfig(launch).get()->numAttrs, 0u);
+  early_starts_allowed = true;
 }
 
 TEST_F(CudaLinear, ByKernelsThatWereTriedOut) {
