@@ -101,20 +101,19 @@ Status run_dense_linear(CpuOpState& state, const LinearParams& params) {
   int64_t done = 0;
   if (takes_onednn(state, params)) {
     while (int64_t piece = onednn_piece(tokens - done)) {
-      const DenseMatmulCall call{.dtype = params.x.dtype,
-                                 .out_dtype = params.out.dtype,
-                                 .m = piece,
-                                 .n = params.weight.n,
-                                 .k = params.weight.k,
-                                 .x = row_at(params.x, done),
-                                 .x_stride = params.x.strides[0],
-                                 .w = params.weight.parts[0].data,
-                                 .bias = params.bias.data,
-                                 .out = row_at(params.out, done),
-                                 .out_stride = params.out.strides[0]};
-      ASSIGN_OR_RETURN(const bool taken, state.dense_matmul().takes(call));
-      if (!taken) break;
-      RETURN_IF_ERROR(state.dense_matmul().run(call));
+      ASSIGN_OR_RETURN(const bool ran,
+                       state.dense_matmul().run({.dtype = params.x.dtype,
+                                                 .out_dtype = params.out.dtype,
+                                                 .m = piece,
+                                                 .n = params.weight.n,
+                                                 .k = params.weight.k,
+                                                 .x = row_at(params.x, done),
+                                                 .x_stride = params.x.strides[0],
+                                                 .w = params.weight.parts[0].data,
+                                                 .bias = params.bias.data,
+                                                 .out = row_at(params.out, done),
+                                                 .out_stride = params.out.strides[0]}));
+      if (!ran) break;
       done += piece;
     }
   }

@@ -72,10 +72,6 @@ std::optional<Cached> make(const dnnl::engine& engine, const DenseMatmulCall& ca
   return std::nullopt;
 }
 
-Status failed(const DenseMatmulCall& call, const dnnl::error& error) {
-  return internal_error(format("oneDNN matmul {} × {} × {}: {}", call.m, call.n, call.k, error.message));
-}
-
 }  // namespace
 
 struct DenseMatmul::Impl {
@@ -83,35 +79,28 @@ struct DenseMatmul::Impl {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   std::map<Key, std::optional<Cached>> cache;
-
-  std::optional<Cached>& cached(const DenseMatmulCall& call) {
-    omp_set_num_threads(threads);  // of this thread only; oneDNN sizes its teams by it
-    auto found = cache.find(key_of(call));
-    if (found == cache.end()) found = cache.emplace(key_of(call), make(engine, call)).first;
-    return found->second;
-  }
 };
 
 DenseMatmul::DenseMatmul(int threads) : impl_(new Impl{.threads = threads, .cache = {}}) {}
 DenseMatmul::~DenseMatmul() = default;
 
-Result<bool> DenseMatmul::takes(const DenseMatmulCall& call) try {
-  return impl_->cached(call).has_value();
-} catch (const dnnl::error& error) {
-  return failed(call, error);
-}
-
-Status DenseMatmul::run(const DenseMatmulCall& call) try {
-  Cached& cached = impl_->cached(call).value();
+Result<bool> DenseMatmul::run(const DenseMatmulCall& call) try {
+  omp_set_num_threads(impl_->threads);  // of this thread only; oneDNN sizes its teams by it
+  auto found = impl_->cache.find(key_of(call));
+  if (found == impl_->cache.end()) {
+    found = impl_->cache.emplace(key_of(call), make(impl_->engine, call)).first;
+  }
+  if (!found->second) return false;
+  Cached& cached = *found->second;
   cached.x.set_data_handle(const_cast<void*>(call.x));
   cached.w.set_data_handle(const_cast<void*>(call.w));
   cached.out.set_data_handle(call.out);
   if (call.bias != nullptr) cached.bias.set_data_handle(const_cast<void*>(call.bias));
   cached.primitive.execute(impl_->stream, cached.args);
   impl_->stream.wait();
-  return ok_status();
+  return true;
 } catch (const dnnl::error& error) {
-  return failed(call, error);
+  return internal_error(format("oneDNN matmul {} × {} × {}: {}", call.m, call.n, call.k, error.message));
 }
 
 }  // namespace llm_dist::kernels

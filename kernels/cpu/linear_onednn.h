@@ -27,12 +27,10 @@ class DenseMatmul {
   explicit DenseMatmul(int threads);
   ~DenseMatmul();
 
-  // Whether oneDNN has a kernel for the call on this CPU; asked once for each shape and remembered. Where it
-  // has only its reference loops, as of f16 with a bias, they take a thousand times as long as our own
-  // kernels.
-  Result<bool> takes(const DenseMatmulCall& call);
-  // Runs a call that takes() allows, on the calling thread and its team. Call it from one thread.
-  Status run(const DenseMatmulCall& call);
+  // Runs on the calling thread and its team. Call it from one thread. False, and nothing is done, where
+  // oneDNN has no kernel for the call on this CPU, which is asked once for each shape and remembered: its
+  // reference loops, all it has for f16 with a bias, take a thousand times as long as our own kernels.
+  Result<bool> run(const DenseMatmulCall& call);
 
  private:
   struct Impl;

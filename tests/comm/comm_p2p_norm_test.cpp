@@ -96,6 +96,14 @@ class NormTwin {
     EXPECT_EQ(first_difference(x_[0], [&](int64_t i) { return as_double(x_[1][i]); }), -1);
     EXPECT_EQ(first_difference(residual_[0], [&](int64_t i) { return as_double(residual_[1][i]); }), -1);
   }
+  // One call each way, of the first terms.
+  void compare(NormShape shape) {
+    restart();
+    take_terms(shape, 0);
+    fused(shape);
+    apart(shape);
+    expect_alike();
+  }
 
  private:
   Tensor rows(const SiteTensor<T>& tensor, NormShape shape) const {
@@ -155,11 +163,7 @@ TEST_P(P2pNorm, HasTheBitsOfTheCallsApart) {
             const NormShape shape{rows, hidden};
             SCOPED_TRACE(std::to_string(rows) + " rows of " + std::to_string(hidden));
             ASSERT_TRUE(twin.reducer().takes(rows, hidden, DTypeOf<T>::kValue));
-            twin.restart();
-            twin.take_terms(shape, 0);
-            twin.fused(shape);
-            twin.apart(shape);
-            twin.expect_alike();
+            twin.compare(shape);
           }
         }
       });
@@ -177,12 +181,7 @@ TEST_P(P2pNorm, HasTheSameBitsWithoutEarlyStarts) {
     with_twin<NormTwin, BFloat16>(world, site, [this](NormTwin<BFloat16>& twin, GroupUnderTest&) {
       for (int64_t rows : {1, 16, 65}) {
         if (rows > most_rows()) continue;
-        const NormShape shape{rows, 4096};
-        twin.restart();
-        twin.take_terms(shape, 0);
-        twin.fused(shape);
-        twin.apart(shape);
-        twin.expect_alike();
+        twin.compare({rows, 4096});
       }
     });
   });
