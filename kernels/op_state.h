@@ -55,6 +55,7 @@ struct OpStateOptions {
   AttentionKernels attention = AttentionKernels::kFastest;
   // Ops on a single row may go out together, as a kernel with a block on every processor of the device.
   bool persistent_kernels = true;
+  bool row_teams = true;    // blocks may share a row of logits
   bool autotune = true;     // else tuning tries nothing, and what other runs have found out is not asked
   bool f8_weights = false;  // some linear layers have f8_e4m3 weights
   // A row's results have the same bits whatever stands beside it. failed_precondition where a device has no

@@ -206,6 +206,12 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
       scheduler.disable_custom_attention,
       "Attention of prompts by the kernel that every GPU takes, not by the one for Hopper, and in "
       "steps of decodes alone without tensor cores");
+  group->add_flag("--disable-custom-sampling",
+                  scheduler.disable_custom_sampling,
+                  "On Hopper GPUs a row of logits is sampled by one block, not by a team of them");
+  group->add_flag("--disable-last-layer-pruning",
+                  scheduler.disable_last_layer_pruning,
+                  "The last layer works on all tokens of a prompt, not on the sampled ones alone");
   group->add_flag("--disable-persistent-kernels",
                   scheduler.disable_persistent_kernels,
                   "On GPUs every op of a single sequence's step in a kernel of its own");
@@ -348,6 +354,8 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   if (flags.scheduler.disable_custom_attention)
     options.attention_kernels = kernels::AttentionKernels::kPortable;
   options.persistent_kernels = !flags.scheduler.disable_persistent_kernels;
+  options.row_teams = !flags.scheduler.disable_custom_sampling;
+  options.prune_last_layer = !flags.scheduler.disable_last_layer_pruning;
   options.autotune = !flags.scheduler.disable_autotune;
   options.deterministic = flags.scheduler.deterministic;
   options.priority_scheduling = flags.scheduler.policy == "priority";

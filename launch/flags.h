@@ -63,6 +63,8 @@ struct SchedulerFlags {
   bool disable_custom_linear = false;
   bool disable_custom_attention = false;
   bool disable_persistent_kernels = false;
+  bool disable_custom_sampling = false;
+  bool disable_last_layer_pruning = false;
   bool disable_pdl = false;
   bool disable_autotune = false;
   bool deterministic = false;

@@ -1,4 +1,5 @@
 // Greedy sampling over vocabulary shards: each rank's best entry, then the best of those.
+#include "kernels/cuda/cuda_op_state.h"
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/row_team.cuh"
 #include "kernels/cuda/device/vocab_key.cuh"
@@ -102,7 +103,7 @@ __global__ void argmax_merge(const float* best,
 
 }  // namespace
 
-void argmax_shard_cuda(OpState&, device::Stream& stream, const ArgmaxShardParams& params) {
+void argmax_shard_cuda(OpState& state, device::Stream& stream, const ArgmaxShardParams& params) {
   const int64_t n = params.logits.dim(0);
   CHECK_EQ(params.logits.dtype, DType::kF32);
   CHECK_EQ(params.best.dtype, DType::kF32);
@@ -115,7 +116,7 @@ void argmax_shard_cuda(OpState&, device::Stream& stream, const ArgmaxShardParams
   if (n == 0 || !cuda.enter()) return;
   const int64_t left = params.vocab_size - params.vocab_begin;
   const int64_t count = left < 0 ? 0 : left < params.logits.dim(1) ? left : params.logits.dim(1);
-  const int blocks = team_blocks_for(n);
+  const int blocks = team_blocks_for(n, as_cuda_state(state).options().row_teams);
   const OverlappedLaunch launch{.grid = dim3(static_cast<unsigned>(n * blocks)),
                                 .threads = kThreads,
                                 .stream = cuda.handle(),

@@ -7,8 +7,9 @@
 namespace llm_dist::kernels {
 
 int64_t CudaOpState::workspace_bytes(const OpStateOptions& options) {
-  const int64_t sample_bytes = SampleMemory::of(options.vocab_size).words_of_entry * options.max_sequences *
-                               options.vocab_size * int64_t{sizeof(uint32_t)};
+  const int64_t sample_words = SampleMemory::of(options.vocab_size, options.row_teams).words_of_entry;
+  const int64_t sample_bytes =
+      sample_words * options.max_sequences * options.vocab_size * int64_t{sizeof(uint32_t)};
   return kFixedBytes + aligned(attention_plan_bytes(options) + sample_bytes) + code_bytes(options) +
          code_scale_bytes(options);
 }

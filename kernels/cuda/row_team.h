@@ -19,10 +19,10 @@ inline constexpr bool kCompiledForTeams = false;
 inline constexpr int kMostTeamBlocks = 8;
 
 // What the teams of so many rows are to be launched with on the calling thread's device, in clusters along x:
-// fewer where all have enough to do with fewer.
-inline int team_blocks_for(int64_t rows) {
+// fewer where all have enough to do with fewer, one where no teams are `allowed`.
+inline int team_blocks_for(int64_t rows, bool allowed) {
   constexpr int64_t kEnoughBlocks = 512;
-  int blocks = kCompiledForTeams && has_clusters() ? kMostTeamBlocks : 1;
+  int blocks = allowed && kCompiledForTeams && has_clusters() ? kMostTeamBlocks : 1;
   while (blocks > 1 && rows * blocks > kEnoughBlocks) blocks /= 2;
   return blocks;
 }

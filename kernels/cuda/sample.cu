@@ -371,7 +371,7 @@ void sample_cuda(OpState& state, device::Stream& stream, const SampleParams& par
         cuda_state.options().vocab_size);
   device::CudaStream& cuda = device::as_cuda(stream);
   if (n == 0 || !cuda.enter()) return;
-  const SampleMemory memory = SampleMemory::of(params.vocab_size);
+  const SampleMemory memory = SampleMemory::of(params.vocab_size, cuda_state.options().row_teams);
   uint32_t* counts = cuda_state.sample_memory();
   const SampleArgs args{.logits = static_cast<const float*>(logits.data),
                         .shard_stride = logits.stride(0),

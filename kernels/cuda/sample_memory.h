@@ -21,8 +21,8 @@ struct SampleMemory {
   int64_t words_of_entry = 1;  // of device memory: a count, and the key where it is there
 
   // On the calling thread's device.
-  static SampleMemory of(int64_t vocab) {
-    SampleMemory memory{.blocks = team_blocks_for(1)};
+  static SampleMemory of(int64_t vocab, bool teams_allowed) {
+    SampleMemory memory{.blocks = team_blocks_for(1, teams_allowed)};
     const int64_t key_bytes = (vocab + memory.blocks - 1) / memory.blocks * int64_t{sizeof(uint32_t)};
     const bool fits = key_bytes <= most_shared_bytes(memory.blocks);
     memory.shared_bytes = fits ? key_bytes : 0;

@@ -45,6 +45,8 @@ struct EngineOptions {
   kernels::LinearKernels linear_kernels = kernels::LinearKernels::kFastest;
   kernels::AttentionKernels attention_kernels = kernels::AttentionKernels::kFastest;
   bool persistent_kernels = true;  // for steps of one row, where a device has them
+  bool row_teams = true;           // blocks share a row of logits, where a device has teams of them
+  bool prune_last_layer = true;    // to the rows that are sampled (parallel/sampled_rows.h)
   bool autotune = true;            // kernels are chosen by timing them, where a device has several
   bool peer_memory = false;        // a tensor group's GPUs have some for each other (comm/p2p)
   bool peer_hand_off = false;      // and so have those of two stages

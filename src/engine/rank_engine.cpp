@@ -39,7 +39,8 @@ Result<ModelParts> build_model(const checkpoint::Checkpoint& checkpoint,
                              {.config = config,
                               .max_model_len = options.max_model_len,
                               .layers = parts.layers,
-                              .intermediate_granule = model::intermediate_granule(checkpoint)});
+                              .intermediate_granule = model::intermediate_granule(checkpoint),
+                              .prune_last_layer = options.prune_last_layer});
   if (context.mesh.last_stage()) parts.sampler = std::make_unique<Sampler>(context, config.vocab_size);
   return parts;
 }
@@ -77,6 +78,7 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
       .attention = options.attention_kernels,
       // Between stages it has not been measured.
       .persistent_kernels = options.persistent_kernels && options.layout.pp == 1,
+      .row_teams = options.row_teams,
       .autotune = options.autotune,
       .f8_weights = options.quantization.value_or(config.quantization.value_or(WeightScheme::kF32)) ==
                     WeightScheme::kF8E4M3,

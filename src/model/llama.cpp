@@ -162,8 +162,10 @@ class Llama : public Model {
             context, config, config.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
       }
       head_ = std::make_unique<parallel::VocabParallelHead>(context, tied_here ? *table_ : *head_table_);
-      sampled_ = std::make_unique<parallel::SampledRows>(
-          context, config.hidden_size, heads_.q.count * config.head_dim);
+      if (options.prune_last_layer) {
+        sampled_ = std::make_unique<parallel::SampledRows>(
+            context, config.hidden_size, heads_.q.count * config.head_dim);
+      }
     }
   }
 
@@ -190,7 +192,7 @@ class Llama : public Model {
   Tensor leave(const Hidden& hidden, const StepView& step) override { return stream_.finish(hidden, step); }
   Tensor head(Hidden& hidden, const StepView& step) override {
     return head_->forward(norm_->add_and_norm(hidden.x, hidden.residual).x.rows,
-                          parallel::SampledRows::behind_attention(step));
+                          sampled_ ? parallel::SampledRows::behind_attention(step) : step);
   }
 
  private:
@@ -214,7 +216,7 @@ class Llama : public Model {
   std::vector<std::unique_ptr<LlamaBlock>> blocks_;
   std::unique_ptr<parallel::RmsNorm> norm_;
   std::unique_ptr<parallel::VocabParallelHead> head_;
-  std::unique_ptr<parallel::SampledRows> sampled_;  // last stage
+  std::unique_ptr<parallel::SampledRows> sampled_;  // last stage, where it is pruned
 };
 
 }  // namespace

@@ -40,7 +40,8 @@ struct ModelOptions {
   int64_t max_model_len = 0;  // rows of the rotary table
   parallel::Range layers;     // of this stage
   int64_t intermediate_granule =
-      1;  // where the MLP's inner features may be cut (quantized weights: their block)
+      1;                         // where the MLP's inner features may be cut (quantized weights: their block)
+  bool prune_last_layer = true;  // to the rows that are sampled (parallel/sampled_rows.h)
 };
 
 }  // namespace llm_dist::model

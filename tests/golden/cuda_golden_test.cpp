@@ -99,6 +99,22 @@ TEST_P(CudaGolden, EveryLayoutWithGraphsAndWithout) {
   }
 }
 
+// What flags turn off, of the engine.
+TEST_P(CudaGolden, WithoutWhatCanBeTurnedOff) {
+  GoldenCase golden = load_golden(GetParam());
+  for (const parallel::Layout& layout : layouts(golden)) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      SCOPED_TRACE(to_string(layout) + " " + std::string(to_string(dtype)));
+      EngineOptions options = golden_options(golden, layout, dtype);
+      options.linear_kernels = kernels::LinearKernels::kLibrary;
+      options.attention_kernels = kernels::AttentionKernels::kPortable;
+      options.persistent_kernels = options.row_teams = options.prune_last_layer = options.autotune = false;
+      options.graph_sizes = {1, 2, 4, 8};
+      compare(golden, options, dtype == DType::kF32 ? kToleranceF32 : kToleranceShort);
+    }
+  }
+}
+
 TEST_P(CudaGolden, F8Weights) {
   GoldenCase golden = load_golden(GetParam());
   for (const parallel::Layout& layout : layouts(golden)) {

@@ -260,16 +260,19 @@ class Trace : public kernels::OpObserver {
   std::map<std::string, std::multiset<int64_t>> rows_;
 };
 
-Trace trace_of(const GoldenCase& golden, const parallel::Layout& layout) {
+// Of one prompt of nine tokens.
+Trace trace_of(const GoldenCase& golden, const EngineOptions& options, int32_t generated) {
   Trace trace;
   auto hooks = [&](int rank) { return EngineHooks{.observer = rank == 0 ? &trace : nullptr}; };
-  auto replica =
-      Replica::start(*golden.checkpoint, {.engine = golden_options(golden, layout), .hooks = hooks});
+  auto replica = Replica::start(*golden.checkpoint, {.engine = options, .hooks = hooks});
   CHECK(replica.ok(), "{}", replica.status().to_string());
   trace.forget();  // what warmed up
-  (*replica)->generate({greedy_request(golden.prompts[1], 4)});
+  (*replica)->generate({greedy_request(golden.prompts[1], generated)});
   (*replica)->stop();
   return trace;
+}
+Trace trace_of(const GoldenCase& golden, const parallel::Layout& layout) {
+  return trace_of(golden, golden_options(golden, layout), 4);
 }
 
 using Rows = std::set<int64_t>;
@@ -313,18 +316,31 @@ TEST(SampledRows, BehindTheLastAttentionAPromptIsOneRow) {
   EXPECT_EQ(trace.calls("linear_silu_and_mul", 1), 1 + 3 * layers);  // and three decode steps
 }
 
+TEST(SampledRows, WithoutPruningTheLastLayerHasAllRows) {
+  GoldenCase golden = load_golden("grouped");
+  const int64_t layers = golden.checkpoint->config().num_layers;
+  for (const parallel::Layout& layout : {parallel::Layout{},
+                                         {.tp = 2, .sequence_parallel = true},
+                                         {.tp = 2, .sequence_parallel_from = 4},
+                                         {.pp = 2}}) {
+    SCOPED_TRACE(to_string(layout));
+    EngineOptions options = golden_options(golden, layout);
+    options.prune_last_layer = false;
+    Comparison got = compare(golden, {.options = options});
+    EXPECT_EQ(got.different_tokens, 0);
+    EXPECT_LE(got.logits_error, kToleranceF32);
+  }
+  EngineOptions options = golden_options(golden, {});
+  options.prune_last_layer = false;
+  EXPECT_EQ(trace_of(golden, options, 4).calls("linear_silu_and_mul", 9), layers);
+}
+
 TEST(SampledRows, AChunkWithoutAPromptsEndLeavesItsKeysAlone) {
   GoldenCase golden = load_golden("grouped");
   const int64_t layers = golden.checkpoint->config().num_layers;
-  Trace trace;
   EngineOptions options = golden_options(golden, {});
   options.max_num_batched_tokens = 8;
-  auto replica = Replica::start(
-      *golden.checkpoint, {.engine = options, .hooks = [&](int) { return EngineHooks{.observer = &trace}; }});
-  ASSERT_TRUE(replica.ok()) << replica.status().to_string();
-  trace.forget();
-  (*replica)->generate({greedy_request(golden.prompts[1], 1)});
-  (*replica)->stop();
+  Trace trace = trace_of(golden, options, 1);
   EXPECT_EQ(trace.calls("rope_append", 8), layers);
   EXPECT_EQ(trace.calls("linear_silu_and_mul", 8), layers - 1);
   EXPECT_EQ(trace.calls("linear_silu_and_mul", 1), layers);

@@ -163,6 +163,11 @@ TEST_F(CudaOps, CodesOfTheCache) {
 
 class CudaSampling : public CudaOpTest {
  protected:
+  void use_states(const OpStateOptions& options) {
+    gpu_state_.reset();
+    gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+    cpu_state_ = cpu_ops().make_state(*cpu_backend_, options).value();
+  }
   Twin rows_twin(const std::vector<SampleRow>& rows) {
     const auto bytes = static_cast<int64_t>(rows.size() * sizeof(SampleRow));
     Twin twin = output_twin(DType::kF32, {bytes / 4});
@@ -217,9 +222,46 @@ class CudaSampling : public CudaOpTest {
       }
     }
   }
+
+  void compare_greedy(int64_t n, int64_t vocab) {
+    Twin logits = random_twin(DType::kF32, {n, vocab + 2});
+    set_element(logits.cpu, 2, element(logits.cpu, 1));  // a tie
+    for (int64_t v = 0; v < vocab; ++v) set_element(logits.cpu, (vocab + 2) + v, -INFINITY);
+    upload(logits);
+    std::vector<SampleRow> rows(static_cast<size_t>(n), {.slot = 0});
+    rows[1] = {.slot = 1, .num_banned = 1, .banned = {100}};
+    rows[2].slot = -1;
+    Twin params = rows_twin(rows);
+    Twin best = output_twin(DType::kF32, {2, n, 2});
+    run_both(&OpTable::argmax_shard, [&](auto pick) {
+      return ArgmaxShardParams{.logits = pick(logits),
+                               .vocab_begin = 100,
+                               .vocab_size = 100 + vocab,
+                               .rows = pick(params),
+                               .best = pick(best).rows(0, 1).reshaped({n, 2})};
+    });
+    run_both(&OpTable::argmax_shard, [&](auto pick) {
+      return ArgmaxShardParams{.logits = pick(logits),
+                               .vocab_begin = 100 + vocab / 2,
+                               .vocab_size = 100 + vocab,
+                               .rows = pick(params),
+                               .best = pick(best).rows(1, 1).reshaped({n, 2})};
+    });
+    const std::vector<std::byte> bytes = download(best);
+    EXPECT_EQ(std::memcmp(bytes.data(), best.cpu.data, bytes.size()), 0) << "vocabulary " << vocab;
+    Twin records = output_twin(DType::kI32, {n, kSampleRecordWords});
+    run_both(&OpTable::argmax_merge,
+             [&](auto pick) { return ArgmaxMergeParams{.best = pick(best), .records = pick(records)}; });
+    expect_same(records, 0);
+  }
 };
 
-TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
+// Rows, and entries of a shard.
+constexpr std::pair<int64_t, int64_t> kGreedyShapes[] = {
+    {3, 5}, {3, 1000}, {3, 50001}, {65, 1000}, {129, 1000}, {257, 1000}};
+
+// Rows that ask for everything that can be asked for.
+std::vector<SampleRow> rows_of_all_kinds() {
   std::vector<SampleRow> rows;
   for (uint64_t seed = 0; seed < 4; ++seed) {
     SampleRow row{.slot = static_cast<int32_t>(seed), .position = 40, .prompt_len = 20, .seed = seed};
@@ -251,6 +293,11 @@ TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
     // So cold that but a few are near the best: where 500 are reached, all others lie together.
     rows.push_back({.slot = 0, .temperature = 0.05f, .top_k = 500, .seed = seed});
   }
+  return rows;
+}
+
+TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
+  const std::vector<SampleRow> rows = rows_of_all_kinds();
   for (int64_t vocab : {1, 33, 1000, 49152, 128256}) {
     for (int64_t shards : {1, 3}) {
       if (vocab >= shards) compare_samples(rows, vocab, shards, 3);
@@ -260,14 +307,24 @@ TEST_F(CudaSampling, DrawsWhatTheCpuDraws) {
   for (int64_t vocab : {1, 33, 5000}) compare_samples(rows, vocab, 1, 0);
 }
 
+// By a block a row, whose keys then lie in device memory.
+TEST_F(CudaSampling, DrawsWithoutTeamsWhatTheCpuDraws) {
+  OpStateOptions options = options_;
+  options.row_teams = false;
+  use_states(options);
+  const std::vector<SampleRow> rows = rows_of_all_kinds();
+  for (int64_t vocab : {33, 1000, 128256}) compare_samples(rows, vocab, 3, 3);
+  if (!is_hopper()) return;
+  EXPECT_GT(module_->ops->workspace_bytes(options), module_->ops->workspace_bytes(options_))
+      << "there are teams all the same";
+}
+
 // A block's share of the vocabulary does not fit shared memory.
 TEST_F(CudaSampling, DrawsFromHugeVocabularies) {
   constexpr int64_t kVocab = 420'000;
   OpStateOptions options = options_;
   options.vocab_size = kVocab;
-  gpu_state_.reset();
-  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
-  cpu_state_ = cpu_ops().make_state(*cpu_backend_, options).value();
+  use_states(options);
   std::vector<SampleRow> rows;
   for (uint64_t seed = 0; seed < 3; ++seed) {
     rows.push_back({.slot = 0, .position = 40, .prompt_len = 20, .presence_penalty = 0.5f, .seed = seed});
@@ -317,38 +374,14 @@ TEST_F(CudaSampling, RulesMaskWhatTheyMaskOnTheCpu) {
 
 // Rows by as many blocks as are to be had and by fewer.
 TEST_F(CudaSampling, GreedyOverShards) {
-  for (auto [n, vocab] :
-       {std::pair<int64_t, int64_t>{3, 5}, {3, 1000}, {3, 50001}, {65, 1000}, {129, 1000}, {257, 1000}}) {
-    Twin logits = random_twin(DType::kF32, {n, vocab + 2});
-    set_element(logits.cpu, 2, element(logits.cpu, 1));  // a tie
-    for (int64_t v = 0; v < vocab; ++v) set_element(logits.cpu, (vocab + 2) + v, -INFINITY);
-    upload(logits);
-    std::vector<SampleRow> rows(static_cast<size_t>(n), {.slot = 0});
-    rows[1] = {.slot = 1, .num_banned = 1, .banned = {100}};
-    rows[2].slot = -1;
-    Twin params = rows_twin(rows);
-    Twin best = output_twin(DType::kF32, {2, n, 2});
-    run_both(&OpTable::argmax_shard, [&](auto pick) {
-      return ArgmaxShardParams{.logits = pick(logits),
-                               .vocab_begin = 100,
-                               .vocab_size = 100 + vocab,
-                               .rows = pick(params),
-                               .best = pick(best).rows(0, 1).reshaped({n, 2})};
-    });
-    run_both(&OpTable::argmax_shard, [&](auto pick) {
-      return ArgmaxShardParams{.logits = pick(logits),
-                               .vocab_begin = 100 + vocab / 2,
-                               .vocab_size = 100 + vocab,
-                               .rows = pick(params),
-                               .best = pick(best).rows(1, 1).reshaped({n, 2})};
-    });
-    const std::vector<std::byte> bytes = download(best);
-    EXPECT_EQ(std::memcmp(bytes.data(), best.cpu.data, bytes.size()), 0) << "vocabulary " << vocab;
-    Twin records = output_twin(DType::kI32, {n, kSampleRecordWords});
-    run_both(&OpTable::argmax_merge,
-             [&](auto pick) { return ArgmaxMergeParams{.best = pick(best), .records = pick(records)}; });
-    expect_same(records, 0);
-  }
+  for (const auto& [n, vocab] : kGreedyShapes) compare_greedy(n, vocab);
+}
+
+TEST_F(CudaSampling, GreedyOverShardsWithoutTeams) {
+  OpStateOptions options = options_;
+  options.row_teams = false;
+  use_states(options);
+  for (const auto& [n, vocab] : kGreedyShapes) compare_greedy(n, vocab);
 }
 
 }  // namespace
