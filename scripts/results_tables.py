@@ -2,8 +2,10 @@
 """The tables of results in the documents, made from the JSON files that the benchmarks wrote.
 
 A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `latency` (files of `bench latency`), `prompts`
-(such files with outputs of one token) or `profile` (one file of --profile, then the labels of the steps to show, each
-between quotes). usage: scripts/results_tables.py [--check]: writes the tables, or fails where one differs.
+(such files with outputs of one token), `profile` (one file of --profile, then the labels of the steps to show, each
+between quotes) or `effects` (pairs WITHOUT:WITH, of each of which results/effects has one to three files: NAME-latency,
+NAME-prompts and NAME-throughput). usage: scripts/results_tables.py [--check]: writes the tables, or fails where one
+differs.
 """
 import json
 import pathlib
@@ -13,8 +15,14 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
-BLOCK = re.compile(r"(<!-- (latency|prompts|profile) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (latency|prompts|profile|effects) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 SMALL_SHARE = 0.005  # of a step: what is below stands in one line
+
+
+def switches_of(result):
+    """Flags that turn something off or on which a row is to name."""
+    return re.findall(r"--(?:enforce-eager|disable-\S+|quantization \S+|kv-cache-dtype fp8|temperature \S+|top-p \S+|"
+                      r"sequence-parallel off)", result["command"])
 
 
 def layout_of(result):
@@ -24,8 +32,7 @@ def layout_of(result):
     if "NVIDIA" not in result["device"]:
         threads = result["threads_per_rank"]
         return f"{text}, {threads} thread{'s' if threads > 1 else ''}{' each' if result['world_size'] > 1 else ''}"
-    switches = re.findall(r"--(?:enforce-eager|disable-\S+|quantization \S+|kv-cache-dtype fp8)", result["command"])
-    return ", ".join([text, *(f"`{switch}`" for switch in switches)])
+    return ", ".join([text, *(f"`{switch}`" for switch in switches_of(result))])
 
 
 def tokens_a_step(result):
@@ -127,9 +134,42 @@ def profile(_, words):
     return lines[:-1]
 
 
+def measured(document, name):
+    """Of the files results/effects/NAME-…: figures by batch, `prompts` and `throughput`; links; layout and flags."""
+    figures, links, label = {}, [], ""
+    for kind in ("latency", "prompts", "throughput"):
+        path = RESULTS / "effects" / f"{name}-{kind}.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
+        links.append(f"[{kind}]({path.relative_to(document.parent)})")
+        label = ", ".join([layout_of(result), *(f"`{flag}`" for flag in re.findall(r"--max-num-batched-tokens \d+",
+                                                                                  result["command"]))])
+        if kind == "throughput":
+            figures[kind] = f"{round(result['total_token_throughput'], -2):,.0f}"
+        for row in result.get("rows", ()):
+            if kind == "latency":
+                figures[row["batch"]] = f"{row['median_tpot_ms']:.2f}"
+            else:
+                figures[kind] = f"{row['median_ttft_ms']:.0f}"
+    return figures, ", ".join(links), label
+
+
+def effects(document, pairs):
+    """What flags take away: figures with the flag and without it."""
+    batches = (1, 8, 32, 128)
+    lines = [f"| with the flag → without | {' | '.join(f'{batch}' for batch in batches)} | 32 prompts | all at once | results |",
+             "|---|" + "---|" * (len(batches) + 3)]
+    for pair in pairs:
+        (off, links, label), (on, _, _) = (measured(document, name) for name in pair.split(":"))
+        cells = [f"{off[key]} → {on[key]}" if key in off and key in on else "" for key in (*batches, "prompts", "throughput")]
+        lines.append(f"| {label} | {' | '.join(cells)} | {links} |")
+    return lines
+
+
 def written(document):
     def table(block):
-        make = {"latency": latency, "prompts": prompts, "profile": profile}[block[2]]
+        make = {"latency": latency, "prompts": prompts, "profile": profile, "effects": effects}[block[2]]
         return block[1] + "\n".join(make(document, shlex.split(block[3]))) + "\n" + block[5]
     return BLOCK.sub(table, document.read_text())
 
