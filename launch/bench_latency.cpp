@@ -105,7 +105,8 @@ nlohmann::json prompt_row(const LatencyFlags& flags,
                           const Ceilings& ceilings,
                           int batch,
                           const Latency& got) {
-  const double floor = prefill_floor(process, ceilings, int64_t{batch} * flags.load.input_len);
+  const double floor = prefill_floor(
+      ceilings, int64_t{batch} * flags.load.input_len, process.engine().options().max_num_batched_tokens);
   const double rate = batch * flags.load.input_len / got.first_token_seconds;
   std::printf("%5d  %5d  %6d  %8.1f  %13.0f",
               batch,
@@ -134,7 +135,7 @@ nlohmann::json latency_row(const LatencyFlags& flags,
   nlohmann::json row = prompt_row(flags, process, ceilings, batch, got);
   if (flags.load.range_ratio > 0) row["input_lens"] = got.input_lens;
   if (decodes(flags)) {
-    const StepFloor floor = decode_floor(process, ceilings, batch, std::lround(got.context));
+    const StepFloor floor = decode_floor(ceilings, decode_shape(process, batch, std::lround(got.context)));
     std::printf("  %8.3f  %12.1f  %8.3f  %7.0f%%",
                 got.step_seconds * 1e3,
                 batch / got.step_seconds,

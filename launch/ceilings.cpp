@@ -25,9 +25,9 @@ std::string describe(const Ceilings& ceilings) {
     std::snprintf(part, sizeof part, ", of the head %.1f TFLOP/s", ceilings.head_flops_per_second * 1e-12);
     text += part;
   }
-  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
+  for (auto [rows, seconds] : ceilings.all_reduce_seconds) {
     if (seconds <= 0) continue;
-    std::snprintf(part, sizeof part, ", all-reduce of %d rows %.1f us", batch, seconds * 1e6);
+    std::snprintf(part, sizeof part, ", all-reduce of %d rows %.1f us", rows, seconds * 1e6);
     text += part;
   }
   return text;
@@ -37,18 +37,19 @@ std::string ceilings_json(const Ceilings& ceilings) {
   nlohmann::json json = {{"memory_read_bytes_per_second", ceilings.read_bytes_per_second},
                          {"gemm_flops_per_second", ceilings.gemm_flops_per_second},
                          {"head_flops_per_second", ceilings.head_flops_per_second}};
-  for (auto [batch, seconds] : ceilings.all_reduce_seconds) {
-    json["all_reduce_us"][std::to_string(batch)] = seconds * 1e6;
+  for (auto [rows, seconds] : ceilings.all_reduce_seconds) {
+    json["all_reduce_us"][std::to_string(rows)] = seconds * 1e6;
   }
   return json.dump();
 }
 
 double step_weight_bytes(RankProcess& process) {
-  auto bytes = static_cast<double>(process.engine().memory_plan().weight_bytes);
-  if (process.checkpoint().config().tie_word_embeddings) return bytes;
+  const auto bytes = static_cast<double>(process.engine().memory_plan().weight_bytes);
+  const parallel::Mesh mesh(process.engine().options().layout, process.rank());
+  const bool is_head = process.checkpoint().config().tie_word_embeddings && mesh.last_stage();
+  if (!mesh.first_stage() || is_head) return bytes;
   const checkpoint::TensorInfo* table = process.checkpoint().find("model.embed_tokens.weight");
-  if (table != nullptr) bytes -= static_cast<double>(table->bytes()) / process.engine().options().layout.tp;
-  return bytes;
+  return table == nullptr ? bytes : bytes - static_cast<double>(table->bytes()) / mesh.tp();
 }
 
 namespace {
@@ -180,55 +181,81 @@ Result<double> gemm_flops(RankProcess& process, StreamTimer& timer, DType dtype)
 
 Status all_reduces(RankProcess& process,
                    StreamTimer& timer,
-                   const std::vector<int>& batches,
+                   const std::vector<int>& rows_of_steps,
                    Ceilings& ceilings) {
   const engine::EngineOptions& options = process.engine().options();
-  for (int batch : batches) ceilings.all_reduce_seconds[batch] = 0;
+  for (int rows : rows_of_steps) ceilings.all_reduce_seconds[rows] = 0;
   if (options.layout.tp == 1) return ok_status();
   parallel::Mesh mesh(options.layout, process.rank());
   ASSIGN_OR_RETURN(
       std::unique_ptr<comm::Communicator> group,
       make_device_communicator(process.world(), process.device(), mesh.tensor_group(), "ceilings"));
   int64_t hidden = process.checkpoint().config().hidden_size;
-  for (int batch : batches) {
+  for (auto& [rows, seconds] : ceilings.all_reduce_seconds) {
     ASSIGN_OR_RETURN(
         device::Buffer data,
-        timer.backend().allocate(batch * hidden * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
-    Tensor tensor = data.view(options.dtype, {batch, hidden});
+        timer.backend().allocate(rows * hidden * dtype_bytes(options.dtype), device::MemoryKind::kDevice));
+    Tensor tensor = data.view(options.dtype, {rows, hidden});
     auto reduce = [&] { group->all_reduce(tensor, comm::ReduceOp::kSum, timer.stream()); };
     RETURN_IF_ERROR(timer.mean_of(20, reduce).status());  // brings the ranks together
-    ASSIGN_OR_RETURN(ceilings.all_reduce_seconds[batch], time_in_step(timer, reduce));
+    ASSIGN_OR_RETURN(seconds, time_in_step(timer, reduce));
   }
   // Nobody's end of the group goes while another still uses it.
   return process.world().barrier(Deadline::after_seconds(kMeasureSeconds));
 }
 
-// Multiplications and additions for one token.
-struct TokenFlops {
-  double layers = 0;
-  double head = 0;
-};
-TokenFlops flops_per_token(RankProcess& process) {
+double head_bytes(RankProcess& process) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
   const engine::EngineOptions& options = process.engine().options();
-  auto width = static_cast<double>(dtype_bytes(options.dtype));
-  double head =
-      static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) / options.layout.tp;
-  double layer_bytes = step_weight_bytes(process) - head * width;
-  return {.layers = 2 * (has_f8_layers(process) ? layer_bytes : layer_bytes / width), .head = 2 * head};
+  const parallel::Mesh mesh(options.layout, process.rank());
+  if (!mesh.last_stage()) return 0;
+  return static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size) /
+         options.layout.tp * static_cast<double>(dtype_bytes(options.dtype));
 }
 
-// Of these, what a prompt's tokens are spared on this rank (parallel/sampled_rows.h).
-double flops_behind_last_attention(RankProcess& process) {
+StageWork work_of_stage(RankProcess& process) {
   const checkpoint::ModelConfig& config = process.checkpoint().config();
-  const parallel::Layout& layout = process.engine().options().layout;
-  const parallel::Mesh mesh(layout, process.world().rank_info().rank);
-  if (!mesh.last_stage()) return 0;
-  const int64_t features = config.num_heads * config.head_dim + 3 * config.intermediate_size;
-  return 2.0 * static_cast<double>(features * config.hidden_size) / layout.tp;
+  const engine::EngineOptions& options = process.engine().options();
+  const engine::MemoryPlan& plan = process.engine().memory_plan();
+  const parallel::Mesh mesh(options.layout, process.rank());
+  const auto width = static_cast<double>(dtype_bytes(options.dtype));
+  StageWork work{.weight_bytes = step_weight_bytes(process),
+                 .kv_bytes_per_token = plan.kv_bytes_per_token(),
+                 .head_flops = 2 * head_bytes(process) / width,
+                 .layers = plan.layers.count};
+  const double layer_bytes = work.weight_bytes - head_bytes(process);
+  work.layer_flops = 2 * (has_f8_layers(process) ? layer_bytes : layer_bytes / width);
+  if (mesh.last_stage()) {
+    const int64_t features = config.num_heads * config.head_dim + 3 * config.intermediate_size;
+    work.unread_flops = 2.0 * static_cast<double>(features * config.hidden_size) / options.layout.tp;
+  }
+  return work;
+}
+
+// Of each stage that of its first rank.
+Result<std::vector<StageWork>> work_of_stages(RankProcess& process) {
+  const StageWork mine = work_of_stage(process);
+  ASSIGN_OR_RETURN(
+      std::vector<std::string> all,
+      process.world().all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine),
+                                       Deadline::after_seconds(kMeasureSeconds)));
+  const parallel::Mesh mesh(process.engine().options().layout, process.rank());
+  std::vector<StageWork> stages(static_cast<size_t>(mesh.pp()));
+  for (int stage = 0; stage < mesh.pp(); ++stage) {
+    const std::string& theirs = all[static_cast<size_t>(mesh.rank_of(stage, 0))];
+    if (theirs.size() != sizeof mine) return data_loss(format("stage {} sent no work", stage));
+    std::memcpy(&stages[static_cast<size_t>(stage)], theirs.data(), sizeof mine);
+  }
+  return stages;
 }
 
 }  // namespace
+
+DecodeShape decode_shape(RankProcess& process, int batch, int64_t context) {
+  const engine::EngineOptions& options = process.engine().options();
+  return {
+      .batch = batch, .context = context, .micro_batches = options.async_scheduling ? options.layout.pp : 1};
+}
 
 Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& batches) {
   device::Backend& backend = *process.device().backend;
@@ -248,35 +275,11 @@ Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& 
       ASSIGN_OR_RETURN(ceilings.gemm_flops_per_second, gemm_flops(process, timer, DType::kF8E4M3));
     }
   }
-  RETURN_IF_ERROR(all_reduces(process, timer, batches, ceilings));
+  std::vector<int> rows;
+  for (int batch : batches) rows.push_back(decode_shape(process, batch, 0).rows_of_step());
+  RETURN_IF_ERROR(all_reduces(process, timer, rows, ceilings));
+  ASSIGN_OR_RETURN(ceilings.stages, work_of_stages(process));
   return ceilings;
-}
-
-StepFloor decode_floor(RankProcess& process, const Ceilings& ceilings, int batch, int64_t context) {
-  engine::RankEngine& engine = process.engine();
-  double weights = step_weight_bytes(process) / ceilings.read_bytes_per_second;
-  double products = 0;
-  if (ceilings.gemm_flops_per_second > 0) {
-    const TokenFlops flops = flops_per_token(process);
-    products =
-        batch * (flops.layers / ceilings.gemm_flops_per_second + flops.head / ceilings.head_flops_per_second);
-  }
-  double kv = engine.memory_plan().kv_bytes_per_token() * batch * static_cast<double>(context) /
-              ceilings.read_bytes_per_second;
-  StepFloor floor;
-  auto measured = ceilings.all_reduce_seconds.find(batch);
-  if (measured != ceilings.all_reduce_seconds.end()) {
-    floor.all_reduce_seconds =
-        2.0 * static_cast<double>(engine.memory_plan().layers.count) * measured->second;
-  }
-  floor.seconds = std::max(weights, products) + kv + floor.all_reduce_seconds;
-  return floor;
-}
-
-double prefill_floor(RankProcess& process, const Ceilings& ceilings, int64_t num_tokens) {
-  if (ceilings.gemm_flops_per_second == 0) return 0;
-  const double flops = flops_per_token(process).layers - flops_behind_last_attention(process);
-  return static_cast<double>(num_tokens) * flops / ceilings.gemm_flops_per_second;
 }
 
 }  // namespace llm_dist::launch

@@ -41,49 +41,6 @@ def tokens_a_step(result):
     return result.get("max_num_batched_tokens", int(flag[1]) if flag else 2048)
 
 
-def mean_decoding(batch, input_len, output_len, budget, stages):
-    """Sequences that are left, the mean of steps from the last first token of a batch to its last end. With pipeline
-    stages each step has a part of them, those first that have waited longest."""
-    prompt, generated, counts = [input_len] * batch, [0] * batch, []
-    last_step = [0] * batch
-    step = 0
-    while min(generated) < output_len:
-        room = budget
-        step += 1
-        decoding = sorted((i for i in range(batch) if 0 < generated[i] < output_len), key=lambda i: last_step[i])
-        if min(generated) > 0:
-            counts.append(len(decoding))
-        for i in decoding[:-(-len(decoding) // stages)]:
-            generated[i] += 1
-            last_step[i] = step
-            room -= 1
-        for i in range(batch):
-            read = min(prompt[i], room)
-            prompt[i] -= read
-            room -= read
-            if read and not prompt[i]:
-                generated[i] = 1
-                last_step[i] = step
-    return sum(counts) / len(counts)
-
-
-def counted(result, row):
-    """The row as it is to be read. Files without `context` are older than the window of whole batches: their steps
-    are those until the last sequence's end, when fewer are left."""
-    if "context" in row or row["output_len"] == 1:
-        return row, f"{row['batch']}"
-    mean = mean_decoding(row["batch"], row["input_len"], row["output_len"], tokens_a_step(result),
-                         result["pp"])
-    one = result["rows"][0]
-    if mean > 0.98 * row["batch"] or one["batch"] == row["batch"]:
-        return row, f"{row['batch']}"
-    cache = [r["floor_ms"] - r["floor_all_reduce_ms"] for r in (one, row)]
-    floor = row["floor_ms"] - (cache[1] - cache[0]) / (row["batch"] - one["batch"]) * (row["batch"] - mean)
-    read = row | {"output_throughput": mean / row["median_tpot_ms"] * 1e3, "floor_ms": floor,
-                  "floor_fraction": floor / row["median_tpot_ms"]}
-    return read, f"{row['batch']}, mean {mean:.{1 if mean < 10 else 0}f}"
-
-
 def latency(document, names):
     lines = ["| layout | batch | decode tokens/s | ms a token | floor | of floor | prompt tokens/s | source |",
              "|---|---|---|---|---|---|---|---|"]
@@ -92,8 +49,7 @@ def latency(document, names):
         result = json.loads(path.read_text())
         link = f"[results]({path.relative_to(document.parent)})"
         for row in result["rows"]:
-            row, batch = counted(result, row)
-            lines.append(f"| {layout_of(result)} | {batch} | {row['output_throughput']:,.0f} | "
+            lines.append(f"| {layout_of(result)} | {row['batch']} | {row['output_throughput']:,.0f} | "
                          f"{row['median_tpot_ms']:.2f} | {row['floor_ms']:.2f} | {100 * row['floor_fraction']:.0f} % | "
                          f"{row['prefill_tokens_per_second']:,.0f} | {link} |")
             link = ""

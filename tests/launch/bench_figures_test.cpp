@@ -11,6 +11,7 @@
 #include "launch/decode_window.h"
 #include "launch/op_cost.h"
 #include "launch/random_lengths.h"
+#include "launch/step_floor.h"
 #include "launch/stream_timer.h"
 
 namespace llm_dist::launch {
@@ -27,6 +28,46 @@ TEST(BusFactor, IsThatOfNcclTests) {
   }
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kBroadcast, 4), 1.0);
   EXPECT_DOUBLE_EQ(bus_factor(CollectiveKind::kSendRecv, 2), 1.0);
+}
+
+// A byte and an operation take a second.
+Ceilings ceilings_of(std::vector<StageWork> stages) {
+  return {.read_bytes_per_second = 1,
+          .gemm_flops_per_second = 1,
+          .head_flops_per_second = 1,
+          .stages = std::move(stages)};
+}
+
+TEST(DecodeFloor, ReadsWeightsOrMultipliesThenReadsTheCache) {
+  Ceilings ceilings = ceilings_of(
+      {{.weight_bytes = 100, .kv_bytes_per_token = 2, .layer_flops = 30, .head_flops = 10, .layers = 4}});
+  EXPECT_DOUBLE_EQ(decode_floor(ceilings, {.batch = 2, .context = 5}).seconds, 100 + 2 * 2 * 5);
+  EXPECT_DOUBLE_EQ(decode_floor(ceilings, {.batch = 3, .context = 5}).seconds, 3 * 40 + 3 * 2 * 5);
+  ceilings.all_reduce_seconds[3] = 0.5;
+  const StepFloor floor = decode_floor(ceilings, {.batch = 3, .context = 5});
+  EXPECT_DOUBLE_EQ(floor.all_reduce_seconds, 2 * 4 * 0.5);
+  EXPECT_DOUBLE_EQ(floor.seconds, 120 + 30 + 4);
+}
+
+TEST(DecodeFloor, OfStagesIsAStepThroughAllOrTheSlowestWithEveryStep) {
+  const Ceilings ceilings = ceilings_of(
+      {{.weight_bytes = 100}, {.weight_bytes = 100}, {.weight_bytes = 160, .kv_bytes_per_token = 1}});
+  // A single sequence: through all three. As many as there are stages: the last one has three steps.
+  EXPECT_DOUBLE_EQ(decode_floor(ceilings, {.batch = 1, .context = 10, .micro_batches = 3}).seconds, 370);
+  EXPECT_DOUBLE_EQ(decode_floor(ceilings, {.batch = 3, .context = 10, .micro_batches = 3}).seconds, 3 * 170);
+  // Steps of three of eight sequences, and without look-ahead of all of them.
+  EXPECT_DOUBLE_EQ(decode_floor(ceilings, {.batch = 8, .context = 10, .micro_batches = 3}).seconds, 3 * 190);
+  EXPECT_DOUBLE_EQ(decode_floor(ceilings, {.batch = 8, .context = 10}).seconds, 360 + 80);
+}
+
+TEST(PrefillFloor, TheSlowestStageHasAllTokensTheOthersAStepBeforeAndBehind) {
+  const Ceilings ceilings = ceilings_of({{.layer_flops = 3}, {.layer_flops = 5, .unread_flops = 1}});
+  EXPECT_DOUBLE_EQ(prefill_floor(ceilings, 100, 100), 100 * 7);  // a single step
+  EXPECT_DOUBLE_EQ(prefill_floor(ceilings, 400, 100), 400 * 4 + 100 * 3);
+  EXPECT_DOUBLE_EQ(prefill_floor(ceilings, 401, 100), 401 * 4 + 1 * 3);
+  Ceilings unknown = ceilings;
+  unknown.gemm_flops_per_second = 0;
+  EXPECT_EQ(prefill_floor(unknown, 400, 100), 0);
 }
 
 std::vector<int> lengths_of(int mean, double ratio, int count) {
