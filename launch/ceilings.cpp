@@ -276,6 +276,7 @@ Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& 
     }
   }
   std::vector<int> rows;
+  rows.reserve(batches.size());
   for (int batch : batches) rows.push_back(decode_shape(process, batch, 0).rows_of_step());
   RETURN_IF_ERROR(all_reduces(process, timer, rows, ceilings));
   ASSIGN_OR_RETURN(ceilings.stages, work_of_stages(process));
