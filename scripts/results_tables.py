@@ -5,7 +5,7 @@ A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `late
 (such files with outputs of one token), `profile` (one file of --profile, then the labels of the steps to show, each
 between quotes) or `effects` (pairs WITHOUT:WITH, of each of which results/effects has one to three files: NAME-latency,
 NAME-prompts and NAME-throughput). usage: scripts/results_tables.py [--check]: writes the tables, or fails where one
-differs.
+differs. Fails where a file of results is named by no document.
 """
 import json
 import pathlib
@@ -130,15 +130,31 @@ def written(document):
     return BLOCK.sub(table, document.read_text())
 
 
+def unnamed(documents):
+    """Files of results that no document names, by a link or in a table's first line."""
+    text = "".join(document.read_text() for document in documents)
+    named = {name.removesuffix(".json") for name in re.findall(r"results/([\w./-]+)", text)}
+    named |= {name for block in BLOCK.findall(text) for name in re.split(r"[ :]", block[2])}
+
+    def is_named(file):
+        name = str(file.with_suffix("")) if file.suffix == ".json" else str(file)
+        return name in named or re.sub("^effects/(.*)-(latency|prompts|throughput)$", r"\1", name) in named
+    files = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*") if path.is_file())
+    return [str(file) for file in files if not is_named(file)]
+
+
 def main():
     stale = []
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for document in documents:
         text = written(document)
         if text == document.read_text():
             continue
         stale.append(str(document.relative_to(ROOT)))
         if "--check" not in sys.argv[1:]:
             document.write_text(text)
+    if lost := unnamed(documents):
+        sys.exit(f"no document names these files of docs/results: {', '.join(lost)}")
     if "--check" in sys.argv[1:] and stale:
         sys.exit(f"tables of results differ from docs/results: run scripts/results_tables.py ({', '.join(stale)})")
     print(f"tables of results: {', '.join(stale) + ' written' if stale else 'as the files say'}")
