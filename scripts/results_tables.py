@@ -3,9 +3,10 @@
 
 A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `latency` (files of `bench latency`), `prompts`
 (such files with outputs of one token), `profile` (one file of --profile, then the labels of the steps to show, each
-between quotes) or `effects` (pairs WITHOUT:WITH, of each of which results/effects has one to three files: NAME-latency,
-NAME-prompts and NAME-throughput). usage: scripts/results_tables.py [--check]: writes the tables, or fails where one
-differs. Fails where a file of results is named by no document.
+between quotes) or `effects` (pairs WITHOUT:WITH of an optimisation, of each of which results/effects has one to three
+files: NAME-latency, NAME-prompts and NAME-throughput).
+usage: scripts/results_tables.py [--check]: writes the tables, or fails where one differs. Fails where a file of results
+is named by no document.
 """
 import json
 import pathlib
@@ -16,6 +17,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results"
 BLOCK = re.compile(r"(<!-- (latency|prompts|profile|effects) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BUDGET = re.compile(r"--max-num-batched-tokens \d+")
 SMALL_SHARE = 0.005  # of a step: what is below stands in one line
 
 
@@ -99,8 +101,7 @@ def measured(document, name):
             continue
         result = json.loads(path.read_text())
         links.append(f"[{kind}]({path.relative_to(document.parent)})")
-        label = ", ".join([layout_of(result), *(f"`{flag}`" for flag in re.findall(r"--max-num-batched-tokens \d+",
-                                                                                  result["command"]))])
+        label = ", ".join([layout_of(result), *(f"`{flag}`" for flag in BUDGET.findall(result["command"]))])
         if kind == "throughput":
             figures[kind] = f"{round(result['total_token_throughput'], -2):,.0f}"
         for row in result.get("rows", ()):
@@ -108,17 +109,19 @@ def measured(document, name):
                 figures[row["batch"]] = f"{row['median_tpot_ms']:.2f}"
             else:
                 figures[kind] = f"{row['median_ttft_ms']:.0f}"
+    if not links:
+        sys.exit(f"{document.name}: docs/results/effects has no file of {name}")
     return figures, ", ".join(links), label
 
 
 def effects(document, pairs):
     """What flags take away: figures with the flag and without it."""
-    batches = (1, 8, 32, 128)
-    lines = [f"| with the flag → without | {' | '.join(f'{batch}' for batch in batches)} | 32 prompts | all at once | results |",
-             "|---|" + "---|" * (len(batches) + 3)]
+    columns = (1, 8, 32, 128, "prompts", "throughput")
+    lines = ["| with the flag → without | 1 | 8 | 32 | 128 | 32 prompts | all at once | results |",
+             "|---|---|---|---|---|---|---|---|"]
     for pair in pairs:
         (off, links, label), (on, _, _) = (measured(document, name) for name in pair.split(":"))
-        cells = [f"{off[key]} → {on[key]}" if key in off and key in on else "" for key in (*batches, "prompts", "throughput")]
+        cells = [f"{off[key]} → {on[key]}" if key in off and key in on else "" for key in columns]
         lines.append(f"| {label} | {' | '.join(cells)} | {links} |")
     return lines
 
