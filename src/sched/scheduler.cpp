@@ -114,9 +114,11 @@ bool Scheduler::schedule(StepPlan& plan) {
   builder_.reset(options_.max_num_batched_tokens, options_.max_num_seqs);
   out_of_blocks_ = false;
   classify();
-  add_decodes();
+  const std::span<Sequence* const> rested = order_decodes();
+  add_decodes(rested);
   add_prefills();
   admit_waiting();
+  if (builder_.empty()) add_decodes(std::span(decodes_).subspan(rested.size()));
   if (builder_.empty()) return false;
   publish(plan);
   return true;
@@ -140,15 +142,26 @@ int32_t Scheduler::decode_limit() const {
   return std::min(budget, ceil_div(static_cast<int32_t>(decodes_.size()), options_.num_micro_batches));
 }
 
-void Scheduler::add_decodes() {
-  const int32_t limit = decode_limit();
-  if (limit < static_cast<int32_t>(decodes_.size())) {
+// Puts those first that ran longest ago, if not all can run, and returns the ones whose last tokens are back, or come back while the
+// steps between are on their way. A step with any other waits at the first stage until the one in front has left
+// the last stage, which is worth it where it would have nothing else.
+std::span<Sequence* const> Scheduler::order_decodes() {
+  if (decode_limit() < static_cast<int32_t>(decodes_.size())) {
     std::ranges::sort(decodes_, [](const Sequence* a, const Sequence* b) {
       return a->last_step != b->last_step ? a->last_step < b->last_step : goes_before(*a, *b);
     });
   }
+  const auto interval = static_cast<uint64_t>(options_.num_micro_batches);
+  const auto first_tired = std::ranges::find_if(decodes_, [&](const Sequence* sequence) {
+    return in_flight(*sequence) && sequence->last_step + interval > step_ + 1;
+  });
+  return {decodes_.begin(), first_tired};
+}
+
+void Scheduler::add_decodes(std::span<Sequence* const> decodes) {
+  const int32_t limit = decode_limit();
   // One that finds no block does not count: somebody behind it may be the one that can go on.
-  for (Sequence* sequence : decodes_) {
+  for (Sequence* sequence : decodes) {
     if (builder_.num_runs() >= limit) return;
     if (sequence->state == SequenceState::kRunning) add_run(*sequence, 1);
   }

@@ -86,7 +86,8 @@ class Scheduler {
 
   void classify();
   int32_t decode_limit() const;
-  void add_decodes();
+  std::span<Sequence* const> order_decodes();
+  void add_decodes(std::span<Sequence* const> decodes);
   void add_prefills();
   void admit_waiting();
   int32_t chunk_of(const Sequence& sequence, int32_t remaining, int32_t rows) const;
