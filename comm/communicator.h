@@ -54,6 +54,10 @@ class Communicator {
   // faster than of others. It lasts as long as the group. Empty: nothing is gained here.
   virtual std::span<std::byte> sum_memory() const { return {}; }
 
+  // Whether a receive that waits for its sender holds room on a device meanwhile: a kernel with a block on
+  // each of its processors takes nearly twice as long then.
+  virtual bool waits_on_device() const { return false; }
+
   // The first error seen by this group, or ok. Any thread.
   virtual Status poll() const = 0;
   // Ends every operation under way and to come with `cause`, here and (as far as the backend can) at the

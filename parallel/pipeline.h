@@ -35,6 +35,7 @@ class Lane {
   void release(uint64_t number, device::Stream& from);
 
   device::Stream& stream() { return *stream_; }
+  bool waits_on_device() const { return communicator_.waits_on_device(); }
 
  private:
   struct Slot {

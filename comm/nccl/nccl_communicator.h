@@ -29,6 +29,7 @@ class NcclCommunicator : public Communicator {
   void send(const Tensor& data, int peer, device::Stream& stream) override;
   void recv(const Tensor& data, int peer, device::Stream& stream) override;
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
+  bool waits_on_device() const override { return true; }
   std::span<std::byte> sum_memory() const override { return {sum_memory_, sum_bytes_}; }
   Status poll() const override;
   void abort(Status cause) override;

@@ -14,8 +14,10 @@
 // for kMessageSlots - 1 beyond them. No one waits in a circle: room for piece n is made by the receive of
 // piece n - kMessageSlots + 1, which needs no later piece.
 //
-// A kernel that waits may wait for long, beside those of a step. So it has few blocks, no shared memory, and
-// does not let the kernel behind it start early, which would only take room.
+// A receiver's stream waits until the sender has begun (message_gates.h); then both kernels move a message at
+// the same time. A sender that waits for room, and a receiver in a graph, may wait for long all the same,
+// beside kernels of a step. So they have few blocks, no shared memory, and do not let the kernel behind start
+// early, which would only take room.
 #include <algorithm>
 
 #include "comm/p2p/messages.h"
@@ -64,8 +66,10 @@ __device__ bool reaches(const PeerView& peers, const uint64_t* word, uint64_t le
 
 template <typename T, bool kAsPackets>
 __global__ void __launch_bounds__(kMessageThreads)
-    send_pieces(const __grid_constant__ PeerView peers, const FlatTensor tensor, int to) {
+    send_pieces(const __grid_constant__ PeerView peers, const FlatTensor tensor, int to, uint64_t message) {
   kernels::wait_for_previous();
+  if (message > 0 && blockIdx.x == 0 && threadIdx.x == 0)
+    raise_to(at<uint64_t>(peers, to, peers.layout.messages_begun) + message_row(to, peers.rank), message);
   constexpr int kUnits = kBatch<kAsPackets> * kMessageThreads;
   uint64_t* sent = word_of(peers, peers.rank, peers.layout.pieces_sent, to);
   const uint64_t* read = word_of(peers, peers.rank, peers.layout.pieces_read, to);
@@ -154,26 +158,29 @@ __global__ void __launch_bounds__(kMessageThreads)
   if (threadIdx.x == 0) *received = number;  // read by all before the last piece's end
 }
 
-using Kernel = void (*)(PeerView, FlatTensor, int);
+using Sender = void (*)(PeerView, FlatTensor, int, uint64_t);
+using Receiver = void (*)(PeerView, FlatTensor, int);
 
 // A word that a message and its address are made of: the largest that there is a kernel for.
 using Word = uint32_t;
 
-Kernel send_kernel(bool as_packets, bool of_words) {
+Sender send_kernel(bool as_packets, bool of_words) {
   if (as_packets) return of_words ? send_pieces<Word, true> : send_pieces<uint8_t, true>;
   return of_words ? send_pieces<Word, false> : send_pieces<uint8_t, false>;
 }
 
-Kernel receive_kernel(bool as_packets, bool of_words) {
+Receiver receive_kernel(bool as_packets, bool of_words) {
   if (as_packets) return of_words ? receive_pieces<Word, true> : receive_pieces<uint8_t, true>;
   return of_words ? receive_pieces<Word, false> : receive_pieces<uint8_t, false>;
 }
 
 // The same blocks on both ranks.
+template <typename Kernel, typename... More>
 cudaError_t launch(Kernel (*kernel_of)(bool, bool),
                    const PeerView& peers,
                    const Message& message,
-                   cudaStream_t stream) {
+                   cudaStream_t stream,
+                   More... more) {
   CHECK(message.bytes > 0 && message.bytes <= kMostMessageBytes, "a message of {} bytes", message.bytes);
   CHECK(message.peer != peers.rank && message.peer >= 0 && message.peer < peers.size,
         "a message between rank {} and rank {}",
@@ -193,13 +200,14 @@ cudaError_t launch(Kernel (*kernel_of)(bool, bool),
                              {.grid = dim3(blocks), .threads = kMessageThreads, .stream = stream},
                              peers,
                              tensor,
-                             message.peer);
+                             message.peer,
+                             more...);
 }
 
 }  // namespace
 
 cudaError_t send_message(const PeerView& peers, const Message& message, cudaStream_t stream) {
-  return launch(send_kernel, peers, message, stream);
+  return launch(send_kernel, peers, message, stream, message.number);
 }
 
 cudaError_t receive_message(const PeerView& peers, const Message& message, cudaStream_t stream) {
@@ -209,9 +217,9 @@ cudaError_t receive_message(const PeerView& peers, const Message& message, cudaS
 cudaError_t load_message_kernels() {
   for (bool as_packets : {false, true}) {
     for (bool of_words : {false, true}) {
-      for (auto kernel_of : {send_kernel, receive_kernel}) {
+      for (const void* kernel : {reinterpret_cast<const void*>(send_kernel(as_packets, of_words)),
+                                 reinterpret_cast<const void*>(receive_kernel(as_packets, of_words))}) {
         cudaFuncAttributes attributes{};
-        const void* kernel = reinterpret_cast<const void*>(kernel_of(as_packets, of_words));
         cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
         if (error != cudaSuccess) return error;
       }

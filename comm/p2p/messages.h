@@ -10,6 +10,7 @@ struct Message {
   int64_t bytes = 0;     // at most 1 GiB
   int peer = 0;          // another rank
   bool as_packets = false;
+  uint64_t number = 0;  // MessageGates::number_to, for whoever sends
 };
 
 // Whoever sends and whoever receives agree on bytes and as_packets; messages from one to the other arrive in

@@ -250,12 +250,13 @@ std::optional<Message> PeerCommunicator::message_of(const Tensor& data, int peer
 void PeerCommunicator::send(const Tensor& data, int peer, device::Stream& stream) {
   CHECK(data.is_contiguous(), "{}", data.to_string());
   if (data.numel() == 0) return;
-  const std::optional<Message> message = message_of(data, peer);
+  std::optional<Message> message = message_of(data, peer);
   if (!message) {
     fallback_->send(data, peer, stream);
     return;
   }
   issue("send over peer memory", stream, [&](cudaStream_t on) {
+    message->number = resources_->gates().number_to(peer, on);
     return send_message(resources_->view(), *message, on);
   });
 }
@@ -268,9 +269,15 @@ void PeerCommunicator::recv(const Tensor& data, int peer, device::Stream& stream
     return;
   }
   issue("recv over peer memory", stream, [&](cudaStream_t on) {
-    return receive_message(resources_->view(), *message, on);
+    const cudaError_t error = resources_->gates().wait_for(peer, on);
+    return error != cudaSuccess ? error : receive_message(resources_->view(), *message, on);
   });
 }
+bool PeerCommunicator::waits_on_device() const {
+  const bool has_all = resources_->group().limits.message_bytes >= kMostMessageBytes;
+  return !resources_->gates().work() || (!has_all && fallback_->waits_on_device());
+}
+
 void PeerCommunicator::all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) {
   CHECK_EQ(in.numel(), out.numel());
   CHECK_EQ(in.numel() % info_.size, 0);

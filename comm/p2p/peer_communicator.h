@@ -26,6 +26,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void send(const Tensor& data, int peer, device::Stream& stream) override;
   void recv(const Tensor& data, int peer, device::Stream& stream) override;
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
+  bool waits_on_device() const override;
   Status poll() const override;
   void abort(Status cause) override;
   bool takes(int64_t rows, int64_t hidden, DType dtype) const override;

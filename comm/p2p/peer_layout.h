@@ -74,6 +74,7 @@ struct PeerLayout {
   int64_t pieces_received = 0;  // likewise: from each peer; this rank's own
   int64_t pieces_staged = 0;    // likewise: that each peer has sent, as far as they are no packets
   int64_t pieces_read = 0;      // likewise: of this rank's, that each peer has read
+  int64_t messages_begun = 0;   // uint64_t [size - 1]: of each peer to this rank; message_gates.h
   int64_t packet_pieces =
       0;  // packets [size - 1][kMessageBlocks][kMessageSlots][kPacketPieceUnits], where wanted
   int64_t staged_pieces =
@@ -124,6 +125,7 @@ inline PeerLayout peer_layout(int size, const PeerLimits& limits) {
   const int64_t message_blocks = (size - 1) * kMessageBlocks;
   for (int64_t* words : {&at.pieces_sent, &at.pieces_received, &at.pieces_staged, &at.pieces_read})
     *words = place(message_blocks * kWord);
+  at.messages_begun = place((size - 1) * kWord);
   const int64_t slots = limits.message_bytes > 0 ? message_blocks * kMessageSlots : 0;
   if (limits.message_packets_bytes > 0) at.packet_pieces = place(slots * kPacketPieceUnits * kPacketsBytes);
   at.staged_pieces = place(slots * kStagedPieceUnits * kUnitBytes);

@@ -21,8 +21,9 @@ int64_t PeerLimits::largest_parts(int group_size) const {
 PeerLimits default_peer_limits(int group_size, const GroupUse& use) {
   constexpr int64_t kKiB = 1024;
   constexpr int64_t kMiB = 1024 * kKiB;
-  // Messages: measured between two; above these NCCL is as fast, and packets no faster than what is staged.
-  if (use.hands_off) return {.message_bytes = 8 * kMiB, .message_packets_bytes = 512 * kKiB};
+  // Messages: packets as long as they are faster than what is staged, between two. NCCL is faster from 16 MiB
+  // on, but its receives wait in a kernel.
+  if (use.hands_off) return {.message_bytes = kMostMessageBytes, .message_packets_bytes = 512 * kKiB};
   PeerLimits limits{.packets_bytes = 64 * kKiB,
                     .two_shot_bytes = 16 * kMiB,
                     .norm_bytes = 4 * kMiB,

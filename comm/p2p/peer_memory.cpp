@@ -99,11 +99,14 @@ PeerResources::~PeerResources() {
   if (!all_left) return;
   (void)cudaFree(view_.memory[group_.info.rank]);
   (void)cudaFreeHost(aborted_);
+  gates_.close();
 }
 
 void PeerResources::abort() {
   abandoned_ = true;
-  if (aborted_ != nullptr) std::atomic_ref(*aborted_).store(1);
+  if (aborted_ == nullptr) return;
+  std::atomic_ref(*aborted_).store(1);
+  gates_.open_all();
 }
 
 Status PeerResources::take_memory() {
@@ -134,7 +137,8 @@ Status PeerResources::take_memory() {
   view_.aborted = {
       .told = aborted_,
       .seen = reinterpret_cast<uint32_t*>(static_cast<std::byte*>(memory) + view_.layout.abort_seen)};
-  return ok_status();
+  if (group_.limits.message_bytes == 0) return ok_status();
+  return cuda_status(gates_.make(view_), "the gates of messages");
 }
 
 Result<std::string> PeerResources::prepare() {

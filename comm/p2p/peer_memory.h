@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/p2p/all_reduce.h"
+#include "comm/p2p/message_gates.h"
 #include "comm/p2p/peer_group.h"
 
 namespace llm_dist::comm {
@@ -22,6 +23,7 @@ class PeerResources {
   Status open(std::span<const std::string> cards);
   const PeerGroup& group() const { return group_; }
   const PeerView& view() const { return view_; }
+  MessageGates& gates() { return gates_; }
   // Ends every kernel that waits, and leaves the memory to the end of the process: they may still use it.
   // Any thread.
   void abort();
@@ -32,6 +34,7 @@ class PeerResources {
 
   PeerGroup group_;
   PeerView view_;
+  MessageGates gates_;           // of groups that have messages
   uint32_t* aborted_ = nullptr;  // pinned; the kernels look at it
   std::atomic<bool> abandoned_{false};
   std::vector<void*> mapped_;

@@ -50,6 +50,11 @@ __device__ inline uint4 load_staged(const uint4* from) {
 // cache on the way may answer, and no line is spent on what is read once.
 __device__ inline uint4 load_from_peer(const uint4* from) { return kernels::load_term(from); }
 
+// The word is `value` at least from then on. It orders nothing.
+__device__ inline void raise_to(uint64_t* word, uint64_t value) {
+  asm volatile("red.relaxed.sys.global.max.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 using kernels::load_acquire;
 using kernels::load_relaxed;
 using kernels::store_release;

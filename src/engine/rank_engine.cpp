@@ -76,8 +76,7 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
       .vocab_size = parallel::shard_vocab(config.vocab_size, options.layout.tp, 0).padded * options.layout.tp,
       .linear = options.linear_kernels,
       .attention = options.attention_kernels,
-      // Between stages it has not been measured.
-      .persistent_kernels = options.persistent_kernels && options.layout.pp == 1,
+      .persistent_kernels = options.persistent_kernels,
       .row_teams = options.row_teams,
       .autotune = options.autotune,
       .f8_weights = options.quantization.value_or(config.quantization.value_or(WeightScheme::kF32)) ==
@@ -134,11 +133,15 @@ Status RankEngine::build() {
   RETURN_IF_ERROR(agree_on_blocks());
 
   compute_ = parts_.backend->make_stream("compute");
-  ASSIGN_OR_RETURN(op_state_, parts_.ops->make_state(*parts_.backend, op_state_options(config, options_)));
-  ops_ = std::make_unique<kernels::Ops>(*parts_.ops, *op_state_, *compute_, parts_.hooks.observer);
   RETURN_IF_ERROR(make_communicators());
   auto* norm_reducer = dynamic_cast<comm::NormReducer*>(tensor_group_);
   RETURN_IF_ERROR(agree_on_shares(norm_reducer));
+  RETURN_IF_ERROR(make_lanes());
+  kernels::OpStateOptions op_options = op_state_options(config, options_);
+  // They have a block on every processor.
+  op_options.persistent_kernels = op_options.persistent_kernels && !lanes_wait_on_device();
+  ASSIGN_OR_RETURN(op_state_, parts_.ops->make_state(*parts_.backend, op_options));
+  ops_ = std::make_unique<kernels::Ops>(*parts_.ops, *op_state_, *compute_, parts_.hooks.observer);
 
   parallel::Context context{.mesh = mesh_,
                             .dtype = options_.dtype,
@@ -154,7 +157,6 @@ Status RankEngine::build() {
   RETURN_IF_ERROR(agree_on_rows(norm_reducer));
   ASSIGN_OR_RETURN(
       kv_cache_, KvCache::create(*parts_.backend, kv_spec_of(*model_.model, options_), options_.num_blocks));
-  RETURN_IF_ERROR(make_lanes());
   ASSIGN_OR_RETURN(runner_,
                    ModelRunner::create({.context = context,
                                         .model = model_.model.get(),
@@ -308,6 +310,13 @@ Status RankEngine::make_lanes() {
     ASSIGN_OR_RETURN(lanes_.tokens_from_last, lane("token-return", mesh_.pp() - 1, 0, token_bytes(options_)));
   }
   return ok_status();
+}
+
+bool RankEngine::lanes_wait_on_device() const {
+  const auto waits = [](const std::unique_ptr<parallel::Lane>& lane) {
+    return lane != nullptr && lane->waits_on_device();
+  };
+  return waits(lanes_.from_previous) || waits(lanes_.tokens_from_last);
 }
 
 Status RankEngine::load() {

@@ -84,6 +84,7 @@ class RankEngine {
                                       const std::vector<int>& ranks,
                                       const comm::GroupUse& use);
   Status make_lanes();
+  bool lanes_wait_on_device() const;
   Status load();
   Status agree_on_blocks();
   Status agree_on_shares(const comm::NormReducer* reducer);

@@ -142,9 +142,9 @@ int32_t Scheduler::decode_limit() const {
   return std::min(budget, ceil_div(static_cast<int32_t>(decodes_.size()), options_.num_micro_batches));
 }
 
-// Puts those first that ran longest ago, if not all can run, and returns the ones whose last tokens are back, or come back while the
-// steps between are on their way. A step with any other waits at the first stage until the one in front has left
-// the last stage, which is worth it where it would have nothing else.
+// Puts those first that ran longest ago, if not all can run, and returns the ones whose last tokens are back,
+// or come back while the steps between are on their way. A step with any other waits at the first stage until
+// the one in front has left the last stage, which is worth it where it would have nothing else.
 std::span<Sequence* const> Scheduler::order_decodes() {
   if (decode_limit() < static_cast<int32_t>(decodes_.size())) {
     std::ranges::sort(decodes_, [](const Sequence* a, const Sequence* b) {

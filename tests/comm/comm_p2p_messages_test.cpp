@@ -6,6 +6,7 @@
 
 #include "comm/p2p/peer_layout.h"
 #include "tests/comm/p2p_fixture.h"
+#include "tests/comm/whole_device.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -251,6 +252,47 @@ TEST_P(P2pMessagesAlone, ASenderIsAheadUpToItsSlots) {
     meet();
     for (const Sending& each : of_large) large.issue_receive(each, *group.stream);
     large.expect(of_large);
+  });
+}
+
+// While the second rank waits for a message it has all of its GPU for others.
+TEST_P(P2pMessagesAlone, WhoWaitsForAMessageHoldsNoRoom) {
+  if (ranks_share_gpu()) GTEST_SKIP() << "the ranks have a GPU together";
+  const std::optional<PeerLimits> limits = std::get<1>(GetParam()).limits;
+  const bool has_all = !limits || limits->message_bytes == kMostMessageBytes;
+  run([has_all](World& world, Site& site) {
+    constexpr int64_t kCount = 3 << 20;
+    std::unique_ptr<device::Stream> compute = site.backend().make_stream("compute");
+    GroupUnderTest group = make_group(world, site);
+    EXPECT_EQ(group.comm->waits_on_device(), !has_all);  // the others are NCCL's
+    MessagesUnderTest<uint8_t> messages(site, group, kCount);
+    SiteTensor<int32_t> met(site, 2);
+    auto expect_room = [&] {
+      met[0] = met[1] = 0;
+      met.upload(*compute);
+      const auto stream = static_cast<cudaStream_t>(compute->native());
+      ASSERT_EQ(meet_on_whole_device(static_cast<uint32_t*>(met.view().data), 1.0, stream), cudaSuccess);
+      met.download(*compute);
+      ASSERT_TRUE(compute->synchronize(Deadline::after_seconds(30)).ok());
+      EXPECT_EQ(met[1], num_multiprocessors());
+    };
+    expect_room();  // also loads the kernel, which takes a device that is idle
+    auto meet = [&] { ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok()); };
+    for (int64_t count : {int64_t{100}, kCount}) {
+      SCOPED_TRACE(std::to_string(count) + " bytes");
+      const Sending sending{.from = 0, .to = 1, .count = count};
+      messages.restart();
+      ASSERT_TRUE(group.synchronize().ok());
+      messages.issue_receive(sending, *group.stream);
+      if (group.rank() == 1) {
+        expect_room();
+        expect_waiting(*group.stream);
+      }
+      meet();
+      messages.issue_send(sending, *group.stream);
+      messages.expect(std::span(&sending, 1));
+      meet();
+    }
   });
 }
 
