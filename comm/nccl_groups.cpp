@@ -1,6 +1,10 @@
 #include "comm/nccl_groups.h"
 
+#include <array>
+
+#include "comm/announced_communicator.h"
 #include "comm/nccl_loader.h"
+#include "src/base/log.h"
 #include "src/device/cpu/cpu_backend.h"
 
 namespace llm_dist::comm {
@@ -23,12 +27,43 @@ Result<std::string> share_id(Communicator& group, const NcclModule& module, Dead
   return id;
 }
 
+Result<bool> all_say(Communicator& group, bool yes, Deadline deadline) {
+  int32_t least = yes ? 1 : 0;
+  std::unique_ptr<device::Backend> host = device::make_cpu_backend({});
+  std::unique_ptr<device::Stream> stream = host->make_stream("agree");
+  group.all_reduce(Tensor::contiguous(&least, DType::kI32, {1}), ReduceOp::kMin, *stream);
+  RETURN_IF_ERROR(stream->synchronize(deadline));
+  return least == 1;
+}
+
+// Where both ranks' streams can wait for announcements; otherwise `messages`.
+Result<std::unique_ptr<Communicator>> announce(std::unique_ptr<Communicator> messages,
+                                               const NcclModule& module,
+                                               World& world,
+                                               std::span<const int> world_ranks,
+                                               int device_index) {
+  const std::string name = messages->info().name;
+  std::array<std::unique_ptr<Communicator>, 2> hosts;
+  for (size_t sender = 0; sender < hosts.size(); ++sender) {
+    ASSIGN_OR_RETURN(hosts[sender],
+                     world.make_communicator(world_ranks, format("{}-announced-{}", name, sender)));
+  }
+  Result<std::unique_ptr<HostGate>> gate = module.make_host_gate(device_index);
+  ASSIGN_OR_RETURN(const bool both_can,
+                   all_say(*hosts[0], gate.ok(), Deadline::after(world.options().setup_timeout)));
+  if (!gate.ok()) log_info("group {}: receives wait in kernels ({})", name, gate.status().message());
+  if (!both_can) return messages;
+  return std::unique_ptr<Communicator>(std::make_unique<AnnouncedCommunicator>(
+      std::move(messages), std::move(hosts), std::move(gate).value()));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(World& world,
                                                              std::span<const int> world_ranks,
                                                              const std::string& name,
-                                                             int device_index) {
+                                                             int device_index,
+                                                             const GroupUse& use) {
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> hosts, world.make_communicator(world_ranks, name));
   if (world_ranks.size() == 1) return hosts;
   Deadline deadline = Deadline::after(world.options().setup_timeout);
@@ -36,7 +71,9 @@ Result<std::unique_ptr<Communicator>> make_nccl_communicator(World& world,
   ASSIGN_OR_RETURN(std::string id, share_id(*hosts, *module, deadline));
   NcclGroup group{.info = hosts->info(), .device_index = device_index, .id = std::move(id)};
   group.info.backend = "nccl";
-  return module->connect(group, deadline);
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> nccl, module->connect(group, deadline));
+  if (!use.hands_off || world_ranks.size() != 2) return nccl;
+  return announce(std::move(nccl), *module, world, world_ranks, device_index);
 }
 
 }  // namespace llm_dist::comm

@@ -124,7 +124,8 @@ Result<std::unique_ptr<Communicator>> make_p2p_communicator(World& world,
                                                             int device_index,
                                                             const PeerLimits& limits) {
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> nccl,
-                   make_nccl_communicator(world, world_ranks, name, device_index));
+                   make_nccl_communicator(
+                       world, world_ranks, name, device_index, {.hands_off = limits.message_bytes > 0}));
   return put_peer_memory_before(std::move(nccl), world, world_ranks, device_index, limits);
 }
 

@@ -128,7 +128,7 @@ Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World
       module->allow_early_starts(false);
     }
     if (!(use.hands_off ? device.custom_hand_off : device.custom_all_reduce))
-      return comm::make_nccl_communicator(world, world_ranks, name, index);
+      return comm::make_nccl_communicator(world, world_ranks, name, index, use);
     return comm::make_p2p_communicator(world,
                                        world_ranks,
                                        name,

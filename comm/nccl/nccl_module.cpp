@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include "comm/nccl/cuda_host_gate.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/p2p/peer_memory.h"
 #include "kernels/cuda/device/overlapped_launch.h"
@@ -21,6 +22,7 @@ void allow_early_starts(bool allowed) { kernels::early_starts_allowed = allowed;
 constexpr NcclModule kModule{.version = kNcclModuleVersion,
                              .make_id = make_id,
                              .connect = NcclCommunicator::connect,
+                             .make_host_gate = CudaHostGate::make,
                              .make_peer_memory = make_peer_memory,
                              .allow_early_starts = allow_early_starts};
 

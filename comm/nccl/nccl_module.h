@@ -7,12 +7,13 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/host_gate.h"
 #include "comm/p2p/peer_group.h"
 #include "src/base/clock.h"
 
 namespace llm_dist::comm {
 
-constexpr int kNcclModuleVersion = 5;
+constexpr int kNcclModuleVersion = 6;
 constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
 constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
 
@@ -27,6 +28,8 @@ struct NcclModule {
   Result<std::string> (*make_id)() = nullptr;
   // Every rank of the group calls it with the same id; waits for them until the deadline.
   Result<std::unique_ptr<Communicator>> (*connect)(const NcclGroup& group, Deadline deadline) = nullptr;
+  // failed_precondition where streams cannot wait.
+  Result<std::unique_ptr<HostGate>> (*make_host_gate)(int device_index) = nullptr;
   std::unique_ptr<PeerMemory> (*make_peer_memory)(const PeerGroup& group) = nullptr;
   // As of CudaModule, of kernels over peer memory.
   void (*allow_early_starts)(bool allowed) = nullptr;

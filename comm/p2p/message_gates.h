@@ -9,6 +9,7 @@
 
 #include "comm/p2p/all_reduce.h"
 #include "comm/p2p/peer_group.h"
+#include "comm/p2p/stream_wait.h"
 
 namespace llm_dist::comm {
 
@@ -21,7 +22,7 @@ class MessageGates {
   // Of the calling thread's device, and this rank's memory in `view`, which is clear.
   cudaError_t make(const PeerView& view);
   // Where streams cannot wait for words, gates do not work: kernels wait as they would without.
-  bool work() const { return wait_value_ != nullptr; }
+  bool work() const { return stream_wait_.works(); }
   // Gives back what make took. Not after open_all, behind which work may be on its way.
   void close();
 
@@ -35,11 +36,11 @@ class MessageGates {
 
  private:
   // The word that messages from `peer` have begun, in this rank's memory.
-  const std::byte* begun(int peer) const;
+  const uint64_t* begun(int peer) const;
 
   const PeerView* view_ = nullptr;
   int device_ = 0;
-  void* wait_value_ = nullptr;          // cuStreamWaitValue64; none: streams cannot wait
+  StreamWait stream_wait_;
   cudaStream_t opener_ = nullptr;       // no other's work is in front of it
   uint64_t* beyond_numbers_ = nullptr;  // pinned, one for each peer
   std::array<uint64_t, kMaxPeerRanks> sent_{};

@@ -255,16 +255,45 @@ TEST_P(P2pMessagesAlone, ASenderIsAheadUpToItsSlots) {
   });
 }
 
-// While the second rank waits for a message it has all of its GPU for others.
-TEST_P(P2pMessagesAlone, WhoWaitsForAMessageHoldsNoRoom) {
+// The peer never receives what the first rank has no room for, or never sends what it waits for.
+TEST_P(P2pMessagesAlone, AnAbortEndsWhoeverWaits) {
+  for (bool sends : {true, false}) {
+    SCOPED_TRACE(sends ? "as a sender" : "as a receiver");
+    run([sends](World& world, Site& site) {
+      constexpr int kMessages = 64;
+      GroupUnderTest group = make_group(world, site, "doomed", 600);
+      MessagesUnderTest<BFloat16> messages(site, group, 1 << 20);
+      auto issue_one = [&](int64_t count) {
+        if (sends) messages.issue_send({.from = 0, .to = 1, .count = count}, *group.stream);
+        if (!sends) messages.issue_receive({.from = 1, .to = 0, .count = count}, *group.stream);
+      };
+      auto issue = [&] {
+        for (int i = 0; i < kMessages; ++i) issue_one(i % 2 == 0 ? 576 : 900000);
+      };
+      auto issue_more = [&] { issue_one(1); };
+      const bool waiting = group.rank() == 0;
+      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus,
+                         P2pMessagesAlone,
+                         testing::Combine(testing::Values(2, 3),
+                                          testing::ValuesIn(std::span(kWays).first(3))),
+                         name_of_ways);
+
+class P2pMessagesWaiting : public OverWays {};
+
+// While the second rank waits for a message, also for one that comes over NCCL, it has all of its GPU for
+// others.
+TEST_P(P2pMessagesWaiting, HoldNoRoom) {
   if (ranks_share_gpu()) GTEST_SKIP() << "the ranks have a GPU together";
-  const std::optional<PeerLimits> limits = std::get<1>(GetParam()).limits;
-  const bool has_all = !limits || limits->message_bytes == kMostMessageBytes;
-  run([has_all](World& world, Site& site) {
+  run([](World& world, Site& site) {
     constexpr int64_t kCount = 3 << 20;
     std::unique_ptr<device::Stream> compute = site.backend().make_stream("compute");
     GroupUnderTest group = make_group(world, site);
-    EXPECT_EQ(group.comm->waits_on_device(), !has_all);  // the others are NCCL's
+    EXPECT_FALSE(group.comm->waits_on_device());
     MessagesUnderTest<uint8_t> messages(site, group, kCount);
     SiteTensor<int32_t> met(site, 2);
     auto expect_room = [&] {
@@ -296,32 +325,9 @@ TEST_P(P2pMessagesAlone, WhoWaitsForAMessageHoldsNoRoom) {
   });
 }
 
-// The peer never receives what the first rank has no room for, or never sends what it waits for.
-TEST_P(P2pMessagesAlone, AnAbortEndsWhoeverWaits) {
-  for (bool sends : {true, false}) {
-    SCOPED_TRACE(sends ? "as a sender" : "as a receiver");
-    run([sends](World& world, Site& site) {
-      constexpr int kMessages = 64;
-      GroupUnderTest group = make_group(world, site, "doomed", 600);
-      MessagesUnderTest<BFloat16> messages(site, group, 1 << 20);
-      auto issue_one = [&](int64_t count) {
-        if (sends) messages.issue_send({.from = 0, .to = 1, .count = count}, *group.stream);
-        if (!sends) messages.issue_receive({.from = 1, .to = 0, .count = count}, *group.stream);
-      };
-      auto issue = [&] {
-        for (int i = 0; i < kMessages; ++i) issue_one(i % 2 == 0 ? 576 : 900000);
-      };
-      auto issue_more = [&] { issue_one(1); };
-      const bool waiting = group.rank() == 0;
-      expect_abort_to_end(world, group, {.waiting = waiting, .issue = issue, .issue_more = issue_more});
-    });
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Gpus,
-                         P2pMessagesAlone,
-                         testing::Combine(testing::Values(2, 3),
-                                          testing::ValuesIn(std::span(kWays).first(3))),
+                         P2pMessagesWaiting,
+                         testing::Combine(testing::Values(2), testing::ValuesIn(kWays)),
                          name_of_ways);
 
 // On both sides of each limit, from one byte on.

@@ -1,0 +1,71 @@
+#include "comm/nccl/cuda_host_gate.h"
+
+#include <atomic>
+#include <utility>
+
+namespace llm_dist::comm {
+namespace {
+
+Status cuda_status(cudaError_t error, std::string_view what) {
+  return error == cudaSuccess ? ok_status()
+                              : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
+}
+
+void check(device::Stream& stream, cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();
+  stream.fail(cuda_status(error, what));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HostGate>> CudaHostGate::make(int device_index) {
+  std::unique_ptr<CudaHostGate> gate(new CudaHostGate(device_index));
+  RETURN_IF_ERROR(cuda_status(cudaSetDevice(device_index), "cudaSetDevice"));
+  void* word = nullptr;
+  RETURN_IF_ERROR(cuda_status(
+      cudaHostAlloc(&word, sizeof *opened_, cudaHostAllocPortable | cudaHostAllocMapped), "a pinned word"));
+  gate->opened_ = static_cast<uint64_t*>(word);
+  *gate->opened_ = 0;
+  cudaStream_t stream = nullptr;
+  RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"));
+  const cudaError_t error = gate->stream_wait_.make(gate->opened_, stream);
+  (void)cudaStreamDestroy(stream);
+  RETURN_IF_ERROR(cuda_status(error, "a stream's wait"));
+  if (!gate->stream_wait_.works()) return failed_precondition("streams cannot wait for a word of memory");
+  return std::unique_ptr<HostGate>(std::move(gate));
+}
+
+// A stream may still look at the word of a group that was aborted.
+CudaHostGate::~CudaHostGate() {
+  if (opened_ != nullptr && std::atomic_ref(*opened_).load() != kBeyondAll) (void)cudaFreeHost(opened_);
+}
+
+void CudaHostGate::tell_host(device::Stream& stream, std::function<void()> call) {
+  if (!stream.error().ok()) return;
+  auto boxed = std::make_unique<std::function<void()>>(std::move(call));
+  auto run = [](void* box) {
+    const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(box));
+    (*owned)();
+  };
+  (void)cudaSetDevice(device_index_);
+  const cudaError_t error = cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.native()), run, boxed.get());
+  if (error == cudaSuccess) (void)boxed.release();
+  check(stream, error, "cudaLaunchHostFunc");
+}
+
+void CudaHostGate::wait(device::Stream& stream, uint64_t number) {
+  if (!stream.error().ok()) return;
+  (void)cudaSetDevice(device_index_);
+  const cudaError_t error = stream_wait_.wait(static_cast<cudaStream_t>(stream.native()), opened_, number);
+  check(stream, error, "a stream's wait");
+}
+
+void CudaHostGate::open(uint64_t number) {
+  std::atomic_ref word(*opened_);
+  uint64_t opened = word.load();
+  while (opened < number && !word.compare_exchange_weak(opened, number)) {
+  }
+}
+
+}  // namespace llm_dist::comm
