@@ -1,24 +1,42 @@
 #include "comm/announced_communicator.h"
 
+#include <mutex>
 #include <optional>
 #include <utility>
 
 namespace llm_dist::comm {
 
-struct AnnouncedCommunicator::Way {
-  explicit Way(std::unique_ptr<Communicator> over) : hosts(std::move(over)) {}
-  Tensor word() { return Tensor::contiguous(&said, DType::kI32, {1}); }
+// Announcements of one rank's messages, and the thread that brings them.
+class AnnouncedCommunicator::Announcements {
+ public:
+  explicit Announcements(std::unique_ptr<Communicator> hosts) : hosts_(std::move(hosts)) {}
+
   // Most groups have messages one way, and some none: no thread without need.
   device::CpuStream& stream() {
     if (!stream_) stream_.emplace(device::CpuStreamOptions{.name = "announce"});
     return *stream_;
   }
-
-  std::unique_ptr<Communicator> hosts;
-  int32_t said = 0;  // nobody reads it: that it comes is the word
+  // Any thread, after stream() has been called; nothing once this is closed.
+  void send(int peer) {
+    std::lock_guard lock(mutex_);
+    if (hosts_ != nullptr) hosts_->send(word(), peer, *stream_);
+  }
+  void receive(int peer) { hosts_->recv(word(), peer, stream()); }
+  Status poll() const { return hosts_->poll(); }
+  void abort(Status cause) { hosts_->abort(std::move(cause)); }
+  void close() {
+    std::lock_guard lock(mutex_);
+    stream_.reset();
+    hosts_.reset();
+  }
 
  private:
-  std::optional<device::CpuStream> stream_;  // the first to go
+  Tensor word() { return Tensor::contiguous(&said_, DType::kI32, {1}); }
+
+  std::mutex mutex_;  // of a send and the end
+  std::unique_ptr<Communicator> hosts_;
+  std::optional<device::CpuStream> stream_;
+  int32_t said_ = 0;  // nobody reads it: that it comes is the word
 };
 
 AnnouncedCommunicator::AnnouncedCommunicator(std::unique_ptr<Communicator> messages,
@@ -26,26 +44,30 @@ AnnouncedCommunicator::AnnouncedCommunicator(std::unique_ptr<Communicator> messa
                                              std::unique_ptr<HostGate> gate)
     : messages_(std::move(messages)), gate_(std::move(gate)) {
   CHECK_EQ(messages_->info().size, 2);
-  for (size_t sender = 0; sender < ways_.size(); ++sender)
-    ways_[sender] = std::make_shared<Way>(std::move(hosts[sender]));
+  for (size_t sender = 0; sender < hosts.size(); ++sender)
+    announcements_[sender] = std::make_shared<Announcements>(std::move(hosts[sender]));
+}
+
+// Of a stream that has failed a call of the host's may still come.
+AnnouncedCommunicator::~AnnouncedCommunicator() {
+  for (const std::shared_ptr<Announcements>& each : announcements_) each->close();
 }
 
 void AnnouncedCommunicator::send(const Tensor& data, int peer, device::Stream& stream) {
-  if (data.numel() > 0) {
-    const std::shared_ptr<Way>& way = ways_[static_cast<size_t>(info().rank)];
-    device::CpuStream& announcing = way->stream();
-    // The stream may outlive this communicator, but not use it.
-    gate_->tell_host(stream, [way, peer, &announcing] { way->hosts->send(way->word(), peer, announcing); });
+  if (data.numel() > 0 && gate_->takes(stream)) {
+    const std::shared_ptr<Announcements>& mine = announcements_of(info().rank);
+    (void)mine->stream();
+    gate_->tell_host(stream, [mine, peer] { mine->send(peer); });
   }
   messages_->send(data, peer, stream);
 }
 
 void AnnouncedCommunicator::recv(const Tensor& data, int peer, device::Stream& stream) {
-  if (data.numel() > 0) {
-    Way& way = way_of(peer);
+  if (data.numel() > 0 && gate_->takes(stream)) {
+    const std::shared_ptr<Announcements>& theirs = announcements_of(peer);
     const uint64_t number = ++num_received_;
-    way.hosts->recv(way.word(), peer, way.stream());
-    way.stream().enqueue([gate = gate_.get(), number] { gate->open(number); });
+    theirs->receive(peer);
+    theirs->stream().enqueue([gate = gate_.get(), number] { gate->open(number); });
     gate_->wait(stream, number);
   }
   messages_->recv(data, peer, stream);
@@ -53,14 +75,15 @@ void AnnouncedCommunicator::recv(const Tensor& data, int peer, device::Stream& s
 
 Status AnnouncedCommunicator::poll() const {
   RETURN_IF_ERROR(messages_->poll());
-  for (const std::shared_ptr<Way>& way : ways_) RETURN_IF_ERROR(way->hosts->poll());
+  for (const std::shared_ptr<Announcements>& each : announcements_) RETURN_IF_ERROR(each->poll());
   return ok_status();
 }
 
-// First the gate, so that what waits behind it is there to be ended.
+void AnnouncedCommunicator::stop_waiting() { gate_->open(HostGate::kBeyondAll); }
+
 void AnnouncedCommunicator::abort(Status cause) {
-  gate_->open(HostGate::kBeyondAll);
-  for (const std::shared_ptr<Way>& way : ways_) way->hosts->abort(cause);
+  stop_waiting();
+  for (const std::shared_ptr<Announcements>& each : announcements_) each->abort(cause);
   messages_->abort(std::move(cause));
 }
 

@@ -1,7 +1,10 @@
 // Messages between two devices that are announced from host to host. A receive of NCCL's waits in a kernel,
 // which holds room on the device that kernels with a block on each of its processors lack. Here the
 // receiver's stream waits, with nothing on the device, for a word between hosts that the sender's stream has
-// come to the message, and the receive follows. That takes the way between the hosts longer.
+// come to the message, and the receive follows. That takes the way between the hosts longer, for which NCCL's
+// send waits in a kernel.
+//
+// A message in a graph is not announced. So it is in a graph on both sides, or on neither.
 #pragma once
 
 #include <array>
@@ -20,6 +23,7 @@ class AnnouncedCommunicator : public Communicator {
   AnnouncedCommunicator(std::unique_ptr<Communicator> messages,
                         std::array<std::unique_ptr<Communicator>, 2> hosts,
                         std::unique_ptr<HostGate> gate);
+  ~AnnouncedCommunicator() override;
 
   const CommInfo& info() const override { return messages_->info(); }
   void send(const Tensor& data, int peer, device::Stream& stream) override;
@@ -27,6 +31,7 @@ class AnnouncedCommunicator : public Communicator {
   bool waits_on_device() const override { return false; }
   // Also the first error of an announcement.
   Status poll() const override;
+  void stop_waiting() override;
   void abort(Status cause) override;
 
   // Nothing is announced of these.
@@ -48,13 +53,15 @@ class AnnouncedCommunicator : public Communicator {
   std::span<std::byte> sum_memory() const override { return messages_->sum_memory(); }
 
  private:
-  // Announcements of one rank's messages, and the thread that brings them.
-  struct Way;
-  Way& way_of(int sender) { return *ways_[static_cast<size_t>(sender)]; }
+  class Announcements;
+  const std::shared_ptr<Announcements>& announcements_of(int sender) const {
+    return announcements_[static_cast<size_t>(sender)];
+  }
 
   std::unique_ptr<Communicator> messages_;
-  std::unique_ptr<HostGate> gate_;  // goes when the threads have gone
-  std::array<std::shared_ptr<Way>, 2> ways_;
+  std::unique_ptr<HostGate> gate_;
+  // By who sends; shared with calls of the host's that a stream has still to make.
+  std::array<std::shared_ptr<Announcements>, 2> announcements_;
   uint64_t num_received_ = 0;
 };
 

@@ -60,6 +60,10 @@ class Communicator {
 
   // The first error seen by this group, or ok. Any thread.
   virtual Status poll() const = 0;
+  // Streams that wait for a peer go on, to what abort() ends. It comes before the abort of any group of the
+  // device: what a library does to end a group may wait for the device's other streams. Any thread; never
+  // blocks.
+  virtual void stop_waiting() {}
   // Ends every operation under way and to come with `cause`, here and (as far as the backend can) at the
   // peers. Any thread; never blocks.
   virtual void abort(Status cause) = 0;

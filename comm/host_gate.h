@@ -11,6 +11,8 @@ namespace llm_dist::comm {
 class HostGate {
  public:
   virtual ~HostGate() = default;
+  // Not where `stream` is captured: nobody counts the replays of a graph.
+  virtual bool takes(device::Stream& stream) const = 0;
   // `call` runs on some thread of the host when `stream` gets here. It neither waits nor issues to a device.
   // Not at all when the stream fails before.
   virtual void tell_host(device::Stream& stream, std::function<void()> call) = 0;

@@ -12,6 +12,13 @@ namespace {
 
 constexpr size_t kIdBytes = 128;
 
+// Lets go of what was issued, one way or the other.
+Status finish(Communicator& group, device::Stream& stream, Deadline deadline) {
+  Status status = stream.synchronize(deadline);
+  if (!status.ok()) group.abort(status);
+  return status;
+}
+
 // The first rank's id on every rank of `group`, by a broadcast between hosts.
 Result<std::string> share_id(Communicator& group, const NcclModule& module, Deadline deadline) {
   std::string id(kIdBytes, '\0');
@@ -23,7 +30,7 @@ Result<std::string> share_id(Communicator& group, const NcclModule& module, Dead
   std::unique_ptr<device::Stream> stream = host->make_stream("nccl-id");
   Tensor words = Tensor::contiguous(id.data(), DType::kI32, {static_cast<int64_t>(kIdBytes / 4)});
   group.broadcast(words, 0, *stream);
-  RETURN_IF_ERROR(stream->synchronize(deadline));
+  RETURN_IF_ERROR(finish(group, *stream, deadline));
   return id;
 }
 
@@ -32,7 +39,7 @@ Result<bool> all_say(Communicator& group, bool yes, Deadline deadline) {
   std::unique_ptr<device::Backend> host = device::make_cpu_backend({});
   std::unique_ptr<device::Stream> stream = host->make_stream("agree");
   group.all_reduce(Tensor::contiguous(&least, DType::kI32, {1}), ReduceOp::kMin, *stream);
-  RETURN_IF_ERROR(stream->synchronize(deadline));
+  RETURN_IF_ERROR(finish(group, *stream, deadline));
   return least == 1;
 }
 
@@ -51,8 +58,11 @@ Result<std::unique_ptr<Communicator>> announce(std::unique_ptr<Communicator> mes
   Result<std::unique_ptr<HostGate>> gate = module.make_host_gate(device_index);
   ASSIGN_OR_RETURN(const bool both_can,
                    all_say(*hosts[0], gate.ok(), Deadline::after(world.options().setup_timeout)));
-  if (!gate.ok()) log_info("group {}: receives wait in kernels ({})", name, gate.status().message());
-  if (!both_can) return messages;
+  if (!gate.ok() && gate.status().code() != StatusCode::kFailedPrecondition) return gate.status();
+  if (!both_can) {
+    log_info("group {}: receives wait in kernels", name);
+    return messages;
+  }
   return std::unique_ptr<Communicator>(std::make_unique<AnnouncedCommunicator>(
       std::move(messages), std::move(hosts), std::move(gate).value()));
 }

@@ -16,6 +16,8 @@ namespace {
 constexpr double kAgreeSeconds = 600;
 
 Result<const kernels::CudaModule*> open_cuda_module() {
+  // Before the driver is there. In fewer queues a stream may stand behind another that waits for a peer.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   ASSIGN_OR_RETURN(
       void* entry,
       open_module({.file = kernels::kCudaModuleFile,
@@ -123,9 +125,10 @@ Result<std::unique_ptr<comm::Communicator>> make_device_communicator(comm::World
                                                                      const comm::GroupUse& use) {
   if (device.device.type == DeviceType::kCuda) {
     const int index = device.device.index;
-    if (!device.early_starts && world_ranks.size() > 1) {
+    if (world_ranks.size() > 1) {
       ASSIGN_OR_RETURN(const comm::NcclModule* module, comm::open_nccl_module());
-      module->allow_early_starts(false);
+      module->allow_early_starts(device.early_starts);
+      module->allow_stream_waits(device.stream_waits);
     }
     if (!(use.hands_off ? device.custom_hand_off : device.custom_all_reduce))
       return comm::make_nccl_communicator(world, world_ranks, name, index, use);

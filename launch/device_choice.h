@@ -23,6 +23,7 @@ struct RankDevice {
   bool custom_all_reduce = true;
   bool custom_hand_off = true;
   bool early_starts = true;  // of kernels, before the ones in front have ended
+  bool stream_waits = true;  // for hand-offs, and no kernel's
 };
 
 // `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the

@@ -81,6 +81,9 @@ void add_rank_flags(CLI::App& app, ParallelFlags& flags) {
   app.add_flag("--disable-custom-hand-off",
                flags.disable_custom_hand_off,
                "Hand-offs between stages on GPUs of a host over NCCL, not over their peer memory");
+  app.add_flag("--disable-stream-waits",
+               flags.disable_stream_waits,
+               "Between stages on GPUs a kernel waits for each hand-off, not a stream");
 }
 
 void add_log_flag(CLI::App& app, EngineFlags& flags) {

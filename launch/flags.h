@@ -38,6 +38,7 @@ struct ParallelFlags {
   double distributed_timeout_seconds = 600;
   bool disable_custom_all_reduce = false;
   bool disable_custom_hand_off = false;
+  bool disable_stream_waits = false;
 };
 
 struct MemoryFlags {

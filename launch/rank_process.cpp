@@ -131,6 +131,7 @@ Status RankProcess::find_device(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(device_, choose_device(flags.model.device, *world_, resources_.threads));
   device_.custom_all_reduce = !flags.parallel.disable_custom_all_reduce;
   device_.custom_hand_off = !flags.parallel.disable_custom_hand_off;
+  device_.stream_waits = !flags.parallel.disable_stream_waits;
   if (flags.scheduler.disable_pdl) RETURN_IF_ERROR(disable_early_starts(device_));
   return add_device_resources(device_, resources_);
 }

@@ -7,14 +7,14 @@ namespace llm_dist::comm {
 namespace {
 
 Status cuda_status(cudaError_t error, std::string_view what) {
-  return error == cudaSuccess ? ok_status()
-                              : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
+  if (error == cudaSuccess) return ok_status();
+  (void)cudaGetLastError();  // else the next launch would find it
+  return internal_error(format("{}: {}", what, cudaGetErrorString(error)));
 }
 
 void check(device::Stream& stream, cudaError_t error, std::string_view what) {
-  if (error == cudaSuccess) return;
-  (void)cudaGetLastError();
-  stream.fail(cuda_status(error, what));
+  Status status = cuda_status(error, what);
+  if (!status.ok()) stream.fail(std::move(status));
 }
 
 }  // namespace
@@ -39,6 +39,10 @@ Result<std::unique_ptr<HostGate>> CudaHostGate::make(int device_index) {
 // A stream may still look at the word of a group that was aborted.
 CudaHostGate::~CudaHostGate() {
   if (opened_ != nullptr && std::atomic_ref(*opened_).load() != kBeyondAll) (void)cudaFreeHost(opened_);
+}
+
+bool CudaHostGate::takes(device::Stream& stream) const {
+  return !is_captured(static_cast<cudaStream_t>(stream.native()));
 }
 
 void CudaHostGate::tell_host(device::Stream& stream, std::function<void()> call) {

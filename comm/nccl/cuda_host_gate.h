@@ -15,6 +15,7 @@ class CudaHostGate : public HostGate {
   static Result<std::unique_ptr<HostGate>> make(int device_index);
   ~CudaHostGate() override;
 
+  bool takes(device::Stream& stream) const override;
   void tell_host(device::Stream& stream, std::function<void()> call) override;
   void wait(device::Stream& stream, uint64_t number) override;
   void open(uint64_t number) override;

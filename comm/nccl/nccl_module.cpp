@@ -18,13 +18,15 @@ Result<std::string> make_id() {
 }
 
 void allow_early_starts(bool allowed) { kernels::early_starts_allowed = allowed; }
+void allow_stream_waits(bool allowed) { stream_waits_allowed = allowed; }
 
 constexpr NcclModule kModule{.version = kNcclModuleVersion,
                              .make_id = make_id,
                              .connect = NcclCommunicator::connect,
                              .make_host_gate = CudaHostGate::make,
                              .make_peer_memory = make_peer_memory,
-                             .allow_early_starts = allow_early_starts};
+                             .allow_early_starts = allow_early_starts,
+                             .allow_stream_waits = allow_stream_waits};
 
 }  // namespace
 }  // namespace llm_dist::comm

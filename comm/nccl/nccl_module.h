@@ -13,7 +13,7 @@
 
 namespace llm_dist::comm {
 
-constexpr int kNcclModuleVersion = 6;
+constexpr int kNcclModuleVersion = 7;
 constexpr const char* kNcclModuleFile = "libllm_dist_nccl.so";
 constexpr const char* kNcclModuleEntry = "llm_dist_nccl_module";
 
@@ -33,6 +33,8 @@ struct NcclModule {
   std::unique_ptr<PeerMemory> (*make_peer_memory)(const PeerGroup& group) = nullptr;
   // As of CudaModule, of kernels over peer memory.
   void (*allow_early_starts)(bool allowed) = nullptr;
+  // Whether streams wait for messages, of groups that are made then; otherwise kernels do.
+  void (*allow_stream_waits)(bool allowed) = nullptr;
 };
 
 using NcclModuleEntry = const NcclModule* (*)();

@@ -6,15 +6,6 @@
 #include "comm/p2p/peer_layout.h"
 
 namespace llm_dist::comm {
-namespace {
-
-bool is_captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
-}
-
-}  // namespace
-
 void MessageGates::close() {
   if (opener_ != nullptr) (void)cudaStreamDestroy(opener_);
   (void)cudaFreeHost(beyond_numbers_);
@@ -53,7 +44,7 @@ cudaError_t MessageGates::wait_for(int peer, cudaStream_t stream) {
 
 // Senders only ever raise the words: what is written here stays.
 void MessageGates::open_all() {
-  if (opener_ == nullptr) return;
+  if (opener_ == nullptr || opened_.exchange(true)) return;
   int others = 0;  // the device that the calling thread works with
   (void)cudaGetDevice(&others);
   (void)cudaSetDevice(device_);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 
 #include "comm/p2p/all_reduce.h"
 #include "comm/p2p/peer_group.h"
@@ -43,6 +44,7 @@ class MessageGates {
   StreamWait stream_wait_;
   cudaStream_t opener_ = nullptr;       // no other's work is in front of it
   uint64_t* beyond_numbers_ = nullptr;  // pinned, one for each peer
+  std::atomic<bool> opened_{false};     // for good
   std::array<uint64_t, kMaxPeerRanks> sent_{};
   std::array<uint64_t, kMaxPeerRanks> received_{};
 };

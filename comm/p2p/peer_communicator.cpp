@@ -300,6 +300,11 @@ Status PeerCommunicator::poll() const {
   return fallback_->poll();
 }
 
+void PeerCommunicator::stop_waiting() {
+  resources_->stop_waiting();
+  fallback_->stop_waiting();
+}
+
 void PeerCommunicator::abort(Status cause) {
   error_.set(cause);
   resources_->abort();

@@ -28,6 +28,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
   bool waits_on_device() const override;
   Status poll() const override;
+  void stop_waiting() override;
   void abort(Status cause) override;
   bool takes(int64_t rows, int64_t hidden, DType dtype) const override;
   void all_reduce_add_rms_norm(const SumAndNorm& call, device::Stream& stream) override;

@@ -30,8 +30,8 @@ inline constexpr int64_t kNormRowBytes = kNormRowUnits * kUnitBytes;
 inline constexpr int kSharedThreads = 256;  // a warp for a row
 inline constexpr int kSharedBlocks = 128;   // one a multiprocessor; where there are fewer, the rest wait
 
-// Messages have few blocks: a kernel that waits for one does so beside those of a step. A piece is what a
-// block moves at a time, 2 units a thread as packets and 8 otherwise. How many of each is a guess.
+// Messages have few blocks: a kernel that waits for the peer does so beside those of a step. A piece is what
+// a block moves at a time, 2 units a thread as packets and 8 otherwise. How many of each is a guess.
 inline constexpr int kMessageThreads = 512;
 inline constexpr int kMessageBlocks = 16;
 inline constexpr int kMessageSlots = 8;  // of a block's pieces from one rank to another

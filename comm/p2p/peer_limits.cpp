@@ -22,7 +22,7 @@ PeerLimits default_peer_limits(int group_size, const GroupUse& use) {
   constexpr int64_t kKiB = 1024;
   constexpr int64_t kMiB = 1024 * kKiB;
   // Messages: packets as long as they are faster than what is staged, between two. NCCL is faster from 16 MiB
-  // on, but its receives wait in a kernel.
+  // on, but its receives wait in a kernel, or longer for an announcement.
   if (use.hands_off) return {.message_bytes = kMostMessageBytes, .message_packets_bytes = 512 * kKiB};
   PeerLimits limits{.packets_bytes = 64 * kKiB,
                     .two_shot_bytes = 16 * kMiB,

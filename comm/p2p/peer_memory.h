@@ -24,6 +24,8 @@ class PeerResources {
   const PeerGroup& group() const { return group_; }
   const PeerView& view() const { return view_; }
   MessageGates& gates() { return gates_; }
+  // Communicator::stop_waiting
+  void stop_waiting() { gates_.open_all(); }
   // Ends every kernel that waits, and leaves the memory to the end of the process: they may still use it.
   // Any thread.
   void abort();

@@ -24,8 +24,13 @@ void* find_wait_value() {
 
 }  // namespace
 
+bool is_captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
 cudaError_t StreamWait::make(const uint64_t* clear, cudaStream_t stream) {
-  wait_value_ = find_wait_value();
+  wait_value_ = stream_waits_allowed ? find_wait_value() : nullptr;
   if (!works()) return cudaSuccess;
   const cudaError_t tried = wait(stream, clear, 0);
   if (tried != cudaErrorNotSupported) return tried;

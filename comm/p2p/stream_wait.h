@@ -3,9 +3,15 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace llm_dist::comm {
+
+bool is_captured(cudaStream_t stream);
+
+// Else none is found to work, of those made from then on.
+inline std::atomic<bool> stream_waits_allowed{true};
 
 class StreamWait {
  public:

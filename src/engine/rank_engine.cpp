@@ -394,6 +394,7 @@ Status RankEngine::poll() const {
 }
 
 void RankEngine::abort(const Status& cause) {
+  for (const auto& communicator : communicators_) communicator->stop_waiting();
   for (const auto& communicator : communicators_) communicator->abort(cause);
 }
 

@@ -114,11 +114,11 @@ bool Scheduler::schedule(StepPlan& plan) {
   builder_.reset(options_.max_num_batched_tokens, options_.max_num_seqs);
   out_of_blocks_ = false;
   classify();
-  const std::span<Sequence* const> rested = order_decodes();
-  add_decodes(rested);
+  const std::span<Sequence* const> ready = order_decodes();
+  add_decodes(ready);
   add_prefills();
   admit_waiting();
-  if (builder_.empty()) add_decodes(std::span(decodes_).subspan(rested.size()));
+  if (builder_.empty()) add_decodes(std::span(decodes_).subspan(ready.size()));
   if (builder_.empty()) return false;
   publish(plan);
   return true;
@@ -152,10 +152,10 @@ std::span<Sequence* const> Scheduler::order_decodes() {
     });
   }
   const auto interval = static_cast<uint64_t>(options_.num_micro_batches);
-  const auto first_tired = std::ranges::find_if(decodes_, [&](const Sequence* sequence) {
+  const auto first_early = std::ranges::find_if(decodes_, [&](const Sequence* sequence) {
     return in_flight(*sequence) && sequence->last_step + interval > step_ + 1;
   });
-  return {decodes_.begin(), first_tired};
+  return {decodes_.begin(), first_early};
 }
 
 void Scheduler::add_decodes(std::span<Sequence* const> decodes) {

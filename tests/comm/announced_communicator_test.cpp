@@ -17,6 +17,7 @@ namespace {
 
 class CpuGate : public HostGate {
  public:
+  bool takes(device::Stream&) const override { return true; }
   void tell_host(device::Stream& stream, std::function<void()> call) override {
     auto* owned = new std::function<void()>(std::move(call));
     static_cast<device::CpuStream&>(stream).enqueue([owned] {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "comm/nccl_loader.h"
 #include "comm/p2p/peer_layout.h"
 #include "tests/comm/p2p_fixture.h"
 #include "tests/comm/whole_device.h"
@@ -17,7 +18,7 @@ const Ways kWays[] = {
     {"Defaults", default_peer_limits(2, {.hands_off = true})},
     {"Packets", PeerLimits{.message_bytes = kEverything, .message_packets_bytes = kEverything}},
     {"Staged", PeerLimits{.message_bytes = kEverything}},
-    {"AllWays", PeerLimits{.message_bytes = 256 << 10, .message_packets_bytes = 4096}},
+    {"AllWays", PeerLimits{.message_bytes = 64 << 10, .message_packets_bytes = 4096}},
 };
 
 // The part of the suite in which messages are sent, of groups that hand off.
@@ -283,46 +284,56 @@ INSTANTIATE_TEST_SUITE_P(Gpus,
                                           testing::ValuesIn(std::span(kWays).first(3))),
                          name_of_ways);
 
-class P2pMessagesWaiting : public OverWays {};
-
-// While the second rank waits for a message, also for one that comes over NCCL, it has all of its GPU for
-// others.
-TEST_P(P2pMessagesWaiting, HoldNoRoom) {
-  if (ranks_share_gpu()) GTEST_SKIP() << "the ranks have a GPU together";
-  run([](World& world, Site& site) {
-    constexpr int64_t kCount = 3 << 20;
-    std::unique_ptr<device::Stream> compute = site.backend().make_stream("compute");
-    GroupUnderTest group = make_group(world, site);
-    EXPECT_FALSE(group.comm->waits_on_device());
-    MessagesUnderTest<uint8_t> messages(site, group, kCount);
-    SiteTensor<int32_t> met(site, 2);
-    auto expect_room = [&] {
-      met[0] = met[1] = 0;
-      met.upload(*compute);
-      const auto stream = static_cast<cudaStream_t>(compute->native());
-      ASSERT_EQ(meet_on_whole_device(static_cast<uint32_t*>(met.view().data), 1.0, stream), cudaSuccess);
-      met.download(*compute);
-      ASSERT_TRUE(compute->synchronize(Deadline::after_seconds(30)).ok());
-      EXPECT_EQ(met[1], num_multiprocessors());
-    };
-    expect_room();  // also loads the kernel, which takes a device that is idle
-    auto meet = [&] { ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok()); };
-    for (int64_t count : {int64_t{100}, kCount}) {
-      SCOPED_TRACE(std::to_string(count) + " bytes");
-      const Sending sending{.from = 0, .to = 1, .count = count};
-      messages.restart();
-      ASSERT_TRUE(group.synchronize().ok());
-      messages.issue_receive(sending, *group.stream);
-      if (group.rank() == 1) {
-        expect_room();
-        expect_waiting(*group.stream);
+class P2pMessagesWaiting : public OverWays {
+ protected:
+  // While the second rank waits for a message, of all lengths, some of them over NCCL: how many
+  // multiprocessors of its GPU others have, as `expect_room` wants.
+  void expect_while_waiting(const std::function<void(int met)>& expect_room) const {
+    run([&](World& world, Site& site) {
+      constexpr int64_t kCount = (9 << 20) + 1;  // more than the slots take
+      std::unique_ptr<device::Stream> compute = site.backend().make_stream("compute");
+      GroupUnderTest group = make_group(world, site);
+      MessagesUnderTest<uint8_t> messages(site, group, kCount);
+      SiteTensor<int32_t> met(site, 2);
+      auto meet_here = [&] {
+        met[0] = met[1] = 0;
+        met.upload(*compute);
+        const auto stream = static_cast<cudaStream_t>(compute->native());
+        EXPECT_EQ(meet_on_whole_device(static_cast<uint32_t*>(met.view().data), 1.0, stream), cudaSuccess);
+        met.download(*compute);
+        EXPECT_TRUE(compute->synchronize(Deadline::after_seconds(30)).ok());
+        return met[1];
+      };
+      EXPECT_EQ(meet_here(),
+                num_multiprocessors());  // loads the kernel, too, which takes a device that is idle
+      auto meet = [&] { ASSERT_TRUE(world.barrier(Deadline::after_seconds(30)).ok()); };
+      for (int64_t count : {int64_t{100}, int64_t{3} << 20, kCount}) {
+        SCOPED_TRACE(std::to_string(count) + " bytes");
+        const Sending sending{.from = 0, .to = 1, .count = count};
+        messages.restart();
+        ASSERT_TRUE(group.synchronize().ok());
+        messages.issue_receive(sending, *group.stream);
+        if (group.rank() == 1) {
+          expect_room(meet_here());
+          expect_waiting(*group.stream);
+        }
+        meet();
+        messages.issue_send(sending, *group.stream);
+        messages.expect(std::span(&sending, 1));
+        meet();
       }
-      meet();
-      messages.issue_send(sending, *group.stream);
-      messages.expect(std::span(&sending, 1));
-      meet();
-    }
-  });
+    });
+  }
+};
+
+TEST_P(P2pMessagesWaiting, HoldNoRoom) {
+  expect_while_waiting([](int met) { EXPECT_EQ(met, num_multiprocessors()); });
+}
+
+TEST_P(P2pMessagesWaiting, HoldRoomInKernels) {
+  open_nccl_module().value()->allow_stream_waits(false);
+  expect_while_waiting([](int met) { EXPECT_LT(met, num_multiprocessors()); });
+  open_nccl_module().value()->allow_stream_waits(true);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus,

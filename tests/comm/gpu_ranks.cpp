@@ -112,12 +112,10 @@ void run_on_gpus(const kernels::CudaModule& module,
 
 int run_gpu_tests(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (ranks_share_gpu()) {
-    // A rank's stream must not stand behind another's in a queue of the GPU's, and a kernel that is loaded
-    // late would wait for those under way: either may wait for a rank that waits for this one.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  }
+  // A stream must not stand behind another in a queue of the GPU's, and where ranks share one, a kernel that
+  // is loaded late would wait for those under way: either may wait for a rank that waits for this one.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  if (ranks_share_gpu()) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   auto module = cuda_module();
   if (!module.ok()) {
     std::fprintf(stderr, "%s\n", module.status().to_string().c_str());
