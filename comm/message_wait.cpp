@@ -11,14 +11,16 @@ namespace {
 
 // A peer that stays away for longer is computing: polling then takes its time.
 constexpr Duration kYieldFor = std::chrono::milliseconds(1);
-constexpr Duration kShortSleep = std::chrono::microseconds(20);
-constexpr Duration kSleepShortFor = std::chrono::milliseconds(50);
-constexpr Duration kLongSleep = std::chrono::microseconds(200);
+// Then a sleep is a share of the wait so far, and makes it longer by no more: whoever waits for a whole step
+// leaves the core to those who compute it.
+constexpr int kSleepShare = 16;
+constexpr Duration kShortestSleep = std::chrono::microseconds(20);
+constexpr Duration kLongestSleep = std::chrono::microseconds(200);
 constexpr int kPollsBetweenNotices = 64;
 // Longer than peers on one core take between messages, shorter than a time slice (about 3 ms).
 constexpr Duration kSlice = std::chrono::microseconds(800);
 constexpr Duration kSharedFor = std::chrono::milliseconds(100);
-constexpr unsigned long kTimerSlackNs = 1000;  // the default, 50 µs, is longer than the short sleep
+constexpr unsigned long kTimerSlackNs = 1000;  // the default, 50 µs, is longer than the shortest sleep
 
 Status no_word(MessageChannel& channel, const MessageWait& wait, std::string_view what) {
   std::vector<int> peers = channel.waiting_for();
@@ -44,7 +46,7 @@ void Backoff::pause(Duration waited) {
     prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
     wakes_on_time_ = true;
   }
-  std::this_thread::sleep_for(waited < kSleepShortFor ? kShortSleep : kLongSleep);
+  std::this_thread::sleep_for(std::clamp<Duration>(waited / kSleepShare, kShortestSleep, kLongestSleep));
 }
 
 Status wait_for_messages(MessageChannel& channel,
