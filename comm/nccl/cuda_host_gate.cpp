@@ -3,13 +3,14 @@
 #include <atomic>
 #include <utility>
 
+#include "src/device/cuda/cuda_error.h"
+
 namespace llm_dist::comm {
 namespace {
 
 Status cuda_status(cudaError_t error, std::string_view what) {
-  if (error == cudaSuccess) return ok_status();
-  (void)cudaGetLastError();  // else the next launch would find it
-  return internal_error(format("{}: {}", what, cudaGetErrorString(error)));
+  if (error != cudaSuccess) (void)cudaGetLastError();  // else the next launch would find it
+  return device::cuda_status(error, what);
 }
 
 void check(device::Stream& stream, cudaError_t error, std::string_view what) {

@@ -5,62 +5,10 @@
 #include <limits>
 #include <map>
 
+#include "tests/sched/scheduler_bench.h"
+
 namespace llm_dist::sched {
 namespace {
-
-constexpr int32_t kEnd = 99;
-
-SchedulerOptions small_options() {
-  return {.num_blocks = 64,
-          .block_size = 4,
-          .max_num_seqs = 8,
-          .max_num_batched_tokens = 32,
-          .max_model_len = 64,
-          .max_steps_in_flight = 2};
-}
-
-SequenceRequest request_of(SequenceId id, int32_t prompt_len, int32_t max_tokens, int32_t priority = 0) {
-  SequenceRequest request{.id = id, .prompt = std::vector<int32_t>(static_cast<size_t>(prompt_len), 1)};
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.end_token_ids = {kEnd};
-  request.priority = priority;
-  request.arrival = TimePoint(std::chrono::microseconds(id));
-  return request;
-}
-
-// A scheduler with the oldest step's tokens at hand: 5 unless a test says otherwise.
-class Bench {
- public:
-  explicit Bench(const SchedulerOptions& options) : scheduler(options) {}
-
-  void add(SequenceId id, int32_t prompt_len, int32_t max_tokens, int32_t priority = 0) {
-    const Status status = scheduler.add(request_of(id, prompt_len, max_tokens, priority));
-    ASSERT_TRUE(status.ok()) << status.to_string();
-  }
-  bool schedule() {
-    if (!scheduler.schedule(plan)) return false;
-    num_samples.push_back(static_cast<size_t>(plan.num_samples()));
-    return true;
-  }
-  void retire(std::vector<int32_t> tokens) { scheduler.retire(++retired, tokens, events); }
-  void retire() { retire(std::vector<int32_t>(num_samples[retired], 5)); }
-  void step() {
-    ASSERT_TRUE(schedule());
-    while (scheduler.steps_in_flight() > 0) retire();
-  }
-
-  Scheduler scheduler;
-  StepPlan plan;
-  std::vector<TokenEvent> events;
-  std::vector<size_t> num_samples;  // of each step
-  uint64_t retired = 0;
-};
-
-std::vector<int32_t> counts_of(const StepPlan& plan) {
-  std::vector<int32_t> counts;
-  for (const SlotRun& run : plan.runs) counts.push_back(run.count);
-  return counts;
-}
 
 TEST(Scheduler, OptionsThatCannotGoTogetherAreNamed) {
   SchedulerOptions options = small_options();
@@ -376,90 +324,6 @@ TEST(Scheduler, PriorityPolicyStartsAndKeepsTheUrgent) {
   std::vector<SequenceId> ids;
   for (const TokenEvent& event : bench.events) ids.push_back(event.id);
   EXPECT_EQ(ids, (std::vector<SequenceId>{2, 3}));
-}
-
-TEST(Scheduler, MicroBatchesAreBalancedAndTakeTurns) {
-  SchedulerOptions options = small_options();
-  options.num_micro_batches = 3;
-  options.max_steps_in_flight = 4;
-  Bench bench(options);
-  for (SequenceId id = 1; id <= 8; ++id) bench.add(id, 2, 40);
-  bench.step();
-  std::vector<int32_t> last_in(8, -1);
-  for (int32_t step = 0; step < 12; ++step) {
-    if (bench.scheduler.steps_in_flight() == 4) bench.retire();
-    ASSERT_TRUE(bench.schedule());
-    EXPECT_LE(bench.plan.runs.size(), 3u);
-    EXPECT_GE(bench.plan.runs.size(), 2u);
-    for (const SlotRun& run : bench.plan.runs) {
-      int32_t& last = last_in[static_cast<size_t>(run.slot)];
-      if (last >= 0) {
-        EXPECT_LE(step - last, 3);
-      }
-      last = step;
-    }
-  }
-}
-
-// Else each step would wait for the one in front to leave the last stage, and the stages work by turns.
-TEST(Scheduler, NoStepBesidePromptsNeedsTokensThatAreOnTheirWay) {
-  for (const int32_t stages : {2, 3}) {
-    SCOPED_TRACE(std::to_string(stages) + " stages");
-    SchedulerOptions options = small_options();
-    options.num_blocks = 256;
-    options.max_num_seqs = 32;
-    options.num_micro_batches = stages;
-    options.max_steps_in_flight = stages + 1;
-    Bench bench(options);
-    for (SequenceId id = 1; id <= 31; ++id) bench.add(id, 16, 40);
-    uint64_t step = 0;
-    size_t num_decodes = 0;
-    while (bench.scheduler.stats().num_waiting > 0) {
-      if (bench.scheduler.steps_in_flight() == stages + 1) bench.retire();
-      ASSERT_TRUE(bench.schedule());
-      ++step;
-      for (const int32_t count : counts_of(bench.plan)) num_decodes += count == 1 ? 1 : 0;
-      if (bench.plan.needs_tokens_of > 0) {
-        EXPECT_LE(bench.plan.needs_tokens_of + static_cast<uint64_t>(stages), step);
-      }
-    }
-    EXPECT_LE(step, 22u);  // of 32 tokens: 16 for the prompts, and what decodes beside them take
-    EXPECT_GT(num_decodes, 4 * step / static_cast<uint64_t>(stages));
-    // Afterwards they keep to their turns, though they do not divide evenly.
-    for (int32_t i = 0; i < 12; ++i) {
-      while (bench.scheduler.steps_in_flight() > stages) bench.retire();
-      ASSERT_TRUE(bench.schedule());
-      ++step;
-      EXPECT_LE(bench.plan.needs_tokens_of + static_cast<uint64_t>(stages), step) << i;
-    }
-  }
-}
-
-TEST(Scheduler, WithoutOtherWorkASequenceRunsInEachStep) {
-  SchedulerOptions options = small_options();
-  options.num_micro_batches = 2;
-  options.max_steps_in_flight = 3;
-  Bench bench(options);
-  bench.add(1, 4, 20);
-  for (uint64_t step = 1; step <= 3; ++step) {
-    ASSERT_TRUE(bench.schedule());
-    EXPECT_EQ(bench.plan.needs_tokens_of, step - 1);
-  }
-}
-
-TEST(Scheduler, ChunksOfOnePromptFollowEachOtherInFlight) {
-  SchedulerOptions options = small_options();
-  options.max_num_batched_tokens = 16;
-  options.num_micro_batches = 2;
-  options.max_steps_in_flight = 3;
-  Bench bench(options);
-  bench.add(1, 40, 4);
-  for (const int32_t begin : {0, 16, 32}) {
-    ASSERT_TRUE(bench.schedule());
-    EXPECT_EQ(bench.plan.runs.at(0).begin, begin);
-    EXPECT_EQ(bench.plan.needs_tokens_of, 0u);
-  }
-  EXPECT_EQ(bench.plan.num_samples(), 1);
 }
 
 TEST(Scheduler, StatsTellHowMuchOfTheAllocatedBlocksIsUsed) {
