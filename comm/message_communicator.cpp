@@ -23,7 +23,8 @@ MessageCommunicator::MessageCommunicator(CommInfo info, MessageGroup group)
       group_(std::move(group)),
       scratch_(new std::byte[kSlotBytes * group_.world_ranks.size()]),
       parts_(group_.world_ranks.size()),
-      deadline_(Deadline::after(Duration::zero())) {}
+      deadline_(Deadline::after(Duration::zero())),
+      backoff_(group_.longest_sleep) {}
 
 Status MessageCommunicator::poll() const {
   group_.notices->read_notices();

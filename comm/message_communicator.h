@@ -23,6 +23,7 @@ struct MessageGroup {
   // Tells the group's other ranks why it ended.
   std::function<void(const Status&)> tell_peers;
   Duration timeout{};
+  Duration longest_sleep = Backoff::kLongestSleep;  // of a thread that waits for messages
 };
 
 class MessageCommunicator : public CpuCommunicator {

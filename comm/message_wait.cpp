@@ -14,8 +14,6 @@ constexpr Duration kYieldFor = std::chrono::milliseconds(1);
 // Then a sleep is a share of the wait so far, and makes it longer by no more: whoever waits for a whole step
 // leaves the core to those who compute it.
 constexpr int kSleepShare = 16;
-constexpr Duration kShortestSleep = std::chrono::microseconds(20);
-constexpr Duration kLongestSleep = std::chrono::microseconds(200);
 constexpr int kPollsBetweenNotices = 64;
 // Longer than peers on one core take between messages, shorter than a time slice (about 3 ms).
 constexpr Duration kSlice = std::chrono::microseconds(800);
@@ -46,7 +44,7 @@ void Backoff::pause(Duration waited) {
     prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
     wakes_on_time_ = true;
   }
-  std::this_thread::sleep_for(std::clamp<Duration>(waited / kSleepShare, kShortestSleep, kLongestSleep));
+  std::this_thread::sleep_for(std::clamp<Duration>(waited / kSleepShare, kShortestSleep, longest_sleep_));
 }
 
 Status wait_for_messages(MessageChannel& channel,

@@ -24,9 +24,15 @@ class NoticeReader {
 // makes good by waking it promptly.
 class Backoff {
  public:
+  // Sleeps are never longer than `longest_sleep`.
+  explicit Backoff(Duration longest_sleep = kLongestSleep) : longest_sleep_(longest_sleep) {}
   void pause(Duration waited);
 
+  static constexpr Duration kShortestSleep = std::chrono::microseconds(20);
+  static constexpr Duration kLongestSleep = std::chrono::microseconds(200);
+
  private:
+  Duration longest_sleep_;
   TimePoint shared_until_{};  // somebody else computes on this core
   bool wakes_on_time_ = false;
 };

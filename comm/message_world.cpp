@@ -66,7 +66,7 @@ class MessageWorld : public World, private NoticeReader {
   const WorldOptions& options() const override { return options_; }
   Result<std::unique_ptr<Communicator>> make_communicator(std::span<const int> world_ranks,
                                                           const std::string& name,
-                                                          Duration timeout) override;
+                                                          const GroupOptions& wanted) override;
   Status barrier(Deadline deadline) override { return all_gather_bytes("", deadline).status(); }
   Result<std::vector<std::string>> all_gather_bytes(const std::string& mine, Deadline deadline) override;
   void abort(Status cause) override;
@@ -214,7 +214,7 @@ Result<int> MessageWorld::agree_on_id(std::span<const int> world_ranks,
 
 Result<std::unique_ptr<Communicator>> MessageWorld::make_communicator(std::span<const int> world_ranks,
                                                                       const std::string& name,
-                                                                      Duration timeout) {
+                                                                      const GroupOptions& wanted) {
   ASSIGN_OR_RETURN(int rank, rank_in_group(world_ranks, info_));
   if (world_ranks.size() == 1) return std::unique_ptr<Communicator>(std::make_unique<SelfCommunicator>(name));
   ASSIGN_OR_RETURN(int id, agree_on_id(world_ranks, name, Deadline::after(options_.setup_timeout)));
@@ -224,7 +224,8 @@ Result<std::unique_ptr<Communicator>> MessageWorld::make_communicator(std::span<
                      .error = groups_.open(id),
                      .notices = this,
                      .tell_peers = [this, members, id](const Status& cause) { tell(members, id, cause); },
-                     .timeout = timeout};
+                     .timeout = wanted.timeout.value_or(options_.collective_timeout),
+                     .longest_sleep = wanted.polls_often ? Backoff::kShortestSleep : Backoff::kLongestSleep};
   CommInfo info{.backend = backend_, .name = name, .rank = rank, .size = static_cast<int>(members.size())};
   return std::unique_ptr<Communicator>(
       std::make_unique<MessageCommunicator>(std::move(info), std::move(group)));

@@ -52,8 +52,9 @@ Result<std::unique_ptr<Communicator>> announce(std::unique_ptr<Communicator> mes
   const std::string name = messages->info().name;
   std::array<std::unique_ptr<Communicator>, 2> hosts;
   for (size_t sender = 0; sender < hosts.size(); ++sender) {
-    ASSIGN_OR_RETURN(hosts[sender],
-                     world.make_communicator(world_ranks, format("{}-announced-{}", name, sender)));
+    ASSIGN_OR_RETURN(
+        hosts[sender],
+        world.make_communicator(world_ranks, format("{}-announced-{}", name, sender), {.polls_often = true}));
   }
   Result<std::unique_ptr<HostGate>> gate = module.make_host_gate(device_index);
   ASSIGN_OR_RETURN(const bool both_can,

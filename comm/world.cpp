@@ -22,7 +22,7 @@ class SingleProcessWorld : public World {
   const WorldOptions& options() const override { return options_; }
   Result<std::unique_ptr<Communicator>> make_communicator(std::span<const int> world_ranks,
                                                           const std::string& name,
-                                                          Duration) override {
+                                                          const GroupOptions&) override {
     ASSIGN_OR_RETURN(int rank, rank_in_group(world_ranks, info_));
     CHECK_EQ(rank, 0);
     return std::unique_ptr<Communicator>(std::make_unique<SelfCommunicator>(name));

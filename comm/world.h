@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +32,15 @@ struct WorldOptions {
   Duration meeting_timeout = std::chrono::seconds(300);
 };
 
+// Of one group's communicator.
+struct GroupOptions {
+  // Instead of WorldOptions::collective_timeout.
+  std::optional<Duration> timeout;
+  // Its ranks' threads look for messages every few tens of microseconds, however long they wait: for words
+  // that a whole device waits for, where cores are not what others compute on.
+  bool polls_often = false;
+};
+
 class World {
  public:
   virtual ~World() = default;
@@ -39,14 +49,13 @@ class World {
   virtual const std::vector<HostInfo>& hosts() const = 0;
 
   // A communicator for `world_ranks`; the position in it is the rank in the group. Called by exactly those
-  // ranks, which all make their groups in the same order. The world outlives it. `timeout` replaces
-  // WorldOptions::collective_timeout.
+  // ranks, which all make their groups in the same order. The world outlives it.
   virtual Result<std::unique_ptr<Communicator>> make_communicator(std::span<const int> world_ranks,
                                                                   const std::string& name,
-                                                                  Duration timeout) = 0;
+                                                                  const GroupOptions& group) = 0;
   Result<std::unique_ptr<Communicator>> make_communicator(std::span<const int> world_ranks,
                                                           const std::string& name) {
-    return make_communicator(world_ranks, name, options().collective_timeout);
+    return make_communicator(world_ranks, name, GroupOptions{});
   }
   virtual const WorldOptions& options() const = 0;
 

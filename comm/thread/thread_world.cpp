@@ -19,7 +19,7 @@ class ThreadWorldRank : public World {
   const WorldOptions& options() const override { return world_.options(); }
   Result<std::unique_ptr<Communicator>> make_communicator(std::span<const int> world_ranks,
                                                           const std::string& name,
-                                                          Duration timeout) override;
+                                                          const GroupOptions& group) override;
   Status barrier(Deadline deadline) override { return all_gather_bytes("", deadline).status(); }
   Result<std::vector<std::string>> all_gather_bytes(const std::string& mine, Deadline deadline) override {
     return world_.all_gather_bytes(info_.rank, mine, deadline);
@@ -35,14 +35,16 @@ class ThreadWorldRank : public World {
 
 Result<std::unique_ptr<Communicator>> ThreadWorldRank::make_communicator(std::span<const int> world_ranks,
                                                                          const std::string& name,
-                                                                         Duration timeout) {
+                                                                         const GroupOptions& group) {
   ASSIGN_OR_RETURN(int rank, rank_in_group(world_ranks, info_));
   if (world_ranks.size() == 1) return std::unique_ptr<Communicator>(std::make_unique<SelfCommunicator>(name));
   std::vector<int> members(world_ranks.begin(), world_ranks.end());
   int nth = made_[{name, members}]++;
   CommInfo info{.backend = "thread", .name = name, .rank = rank, .size = static_cast<int>(members.size())};
   return std::unique_ptr<Communicator>(
-      std::make_unique<ThreadCommunicator>(world_.group(name, members, nth), std::move(info), timeout));
+      std::make_unique<ThreadCommunicator>(world_.group(name, members, nth),
+                                           std::move(info),
+                                           group.timeout.value_or(options().collective_timeout)));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ Site::Site()
     : Site(device::make_cpu_backend({}),
            {},
            [](World& world, std::span<const int> world_ranks, const std::string& name, Duration timeout) {
-             return world.make_communicator(world_ranks, name, timeout);
+             return world.make_communicator(world_ranks, name, {.timeout = timeout});
            }) {}
 
 Site::Site(std::unique_ptr<device::Backend> backend, SiteTraits traits, MakeCommunicator make_communicator)
