@@ -1,8 +1,8 @@
 // Messages between two devices that are announced from host to host. A receive of NCCL's waits in a kernel,
 // which holds room on the device that kernels with a block on each of its processors lack. Here the
 // receiver's stream waits, with nothing on the device, for a word between hosts that the sender's stream has
-// come to the message, and the receive follows. That takes the way between the hosts longer, for which NCCL's
-// send waits in a kernel.
+// come to the message, and the receive follows. That takes the way between the hosts longer. NCCL's send does
+// not wait for the word to be under way, and in a kernel for the receive, if the message is a long one.
 //
 // A message in a graph is not announced. So it is in a graph on both sides, or on neither.
 #pragma once
@@ -29,6 +29,7 @@ class AnnouncedCommunicator : public Communicator {
   void send(const Tensor& data, int peer, device::Stream& stream) override;
   void recv(const Tensor& data, int peer, device::Stream& stream) override;
   bool waits_on_device() const override { return false; }
+  bool moves_by_kernels() const override { return messages_->moves_by_kernels(); }
   // Also the first error of an announcement.
   Status poll() const override;
   void stop_waiting() override;

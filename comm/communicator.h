@@ -57,6 +57,10 @@ class Communicator {
   // Whether a receive that waits for its sender holds room on a device meanwhile: a kernel with a block on
   // each of its processors takes nearly twice as long then.
   virtual bool waits_on_device() const { return false; }
+  // Whether messages are moved by kernels of the device. They find no room while it is taken by kernels that
+  // wait for other ranks and by those started early behind them: what these ranks need to go on must not come
+  // later than such kernels.
+  virtual bool moves_by_kernels() const { return false; }
 
   // The first error seen by this group, or ok. Any thread.
   virtual Status poll() const = 0;

@@ -13,8 +13,8 @@ class HostGate {
   virtual ~HostGate() = default;
   // Not where `stream` is captured: nobody counts the replays of a graph.
   virtual bool takes(device::Stream& stream) const = 0;
-  // `call` runs on some thread of the host when `stream` gets here. It neither waits nor issues to a device.
-  // Not at all when the stream fails before.
+  // `call` runs on some thread of the host when `stream` gets here, which goes on meanwhile; calls run in
+  // order. It neither waits nor issues to a device. Not at all when the stream fails before.
   virtual void tell_host(device::Stream& stream, std::function<void()> call) = 0;
   // `stream` goes on, with nothing of it on the device meanwhile, when open() has been called with `number`
   // or more.

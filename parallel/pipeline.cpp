@@ -13,14 +13,19 @@ Tensor like_in(const device::Buffer& buffer, const Tensor& like) {
 }
 }  // namespace
 
+SendOrder send_order(const comm::Communicator& lane, int tp) {
+  return tp > 1 && lane.moves_by_kernels() ? SendOrder::kWithSender : SendOrder::kOwnStream;
+}
+
 Result<std::unique_ptr<Lane>> Lane::create(device::Backend& backend,
                                            comm::Communicator& communicator,
                                            int peer,
                                            int64_t max_bytes,
                                            int depth,
+                                           SendOrder order,
                                            const std::string& name) {
-  std::unique_ptr<Lane> lane(new Lane(communicator, peer));
-  for (int i = 0; i < depth; ++i) {
+  std::unique_ptr<Lane> lane(new Lane(communicator, peer, order));
+  for (int i = 0; i < (order == SendOrder::kOwnStream ? depth : 0); ++i) {
     Slot slot;
     ASSIGN_OR_RETURN(slot.buffer, backend.allocate(max_bytes, device::MemoryKind::kDevice));
     slot.filled = backend.make_event();
@@ -32,6 +37,10 @@ Result<std::unique_ptr<Lane>> Lane::create(device::Backend& backend,
 }
 
 void Lane::send(const Tensor& data, device::Stream& from) {
+  if (order_ == SendOrder::kWithSender) {
+    communicator_.send(data, peer_, from);
+    return;
+  }
   Slot& to = slot(next_++);
   Tensor view = like_in(to.buffer, data);
   from.wait(*to.emptied);

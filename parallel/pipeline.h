@@ -13,6 +13,18 @@
 
 namespace llm_dist::parallel {
 
+// Where a lane's sends are issued. A lane that receives has kOwnStream.
+enum class SendOrder {
+  kOwnStream,   // the sender's stream goes on at once
+  kWithSender,  // before all that the sender's stream does afterwards
+};
+
+// Tensor groups wait for each other within their steps, in kernels. On a GPU those and the kernels started
+// early behind them may have all the room there is. Were a send still to find room then, what it has for the
+// next stage could be what another rank of that stage's group waits for, whose own send this rank waits for
+// in turn, and no one would go on. So no step begins before what the last one sends has gone.
+SendOrder send_order(const comm::Communicator& lane, int tp);
+
 // A one-way lane between two ranks, with `depth` transfers under way at most.
 class Lane {
  public:
@@ -22,9 +34,11 @@ class Lane {
                                               int peer,
                                               int64_t max_bytes,
                                               int depth,
+                                              SendOrder order,
                                               const std::string& name);
 
-  // Copies `data` out in `from`'s order, then sends it; `from` goes on at once.
+  // Of kOwnStream, copies `data` out in `from`'s order, then sends it, while `from` goes on. Otherwise sends
+  // it in `from`'s order.
   void send(const Tensor& data, device::Stream& from);
   // Starts to receive the next transfer, of the shape and dtype of `like`. Transfers arrive in order.
   // Returns its number: 0, 1, 2, …
@@ -44,11 +58,13 @@ class Lane {
     std::unique_ptr<device::Event> filled;
     std::unique_ptr<device::Event> emptied;
   };
-  Lane(comm::Communicator& communicator, int peer) : communicator_(communicator), peer_(peer) {}
+  Lane(comm::Communicator& communicator, int peer, SendOrder order)
+      : communicator_(communicator), peer_(peer), order_(order) {}
   Slot& slot(uint64_t number) { return slots_[number % slots_.size()]; }
 
   comm::Communicator& communicator_;
   int peer_;
+  SendOrder order_;
   std::vector<Slot> slots_;
   uint64_t next_ = 0;
   std::unique_ptr<device::Stream> stream_;  // after the slots: it is joined before they go

@@ -28,17 +28,17 @@ Result<std::unique_ptr<HostGate>> CudaHostGate::make(int device_index) {
       cudaHostAlloc(&word, sizeof *opened_, cudaHostAllocPortable | cudaHostAllocMapped), "a pinned word"));
   gate->opened_ = static_cast<uint64_t*>(word);
   *gate->opened_ = 0;
-  cudaStream_t stream = nullptr;
-  RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"));
-  const cudaError_t error = gate->stream_wait_.make(gate->opened_, stream);
-  (void)cudaStreamDestroy(stream);
-  RETURN_IF_ERROR(cuda_status(error, "a stream's wait"));
+  RETURN_IF_ERROR(cuda_status(cudaStreamCreateWithFlags(&gate->caller_, cudaStreamNonBlocking), "a stream"));
+  RETURN_IF_ERROR(cuda_status(cudaEventCreateWithFlags(&gate->here_, cudaEventDisableTiming), "an event"));
+  RETURN_IF_ERROR(cuda_status(gate->stream_wait_.make(gate->opened_, gate->caller_), "a stream's wait"));
   if (!gate->stream_wait_.works()) return failed_precondition("streams cannot wait for a word of memory");
   return std::unique_ptr<HostGate>(std::move(gate));
 }
 
 // A stream may still look at the word of a group that was aborted.
 CudaHostGate::~CudaHostGate() {
+  if (caller_ != nullptr) (void)cudaStreamDestroy(caller_);  // when its calls are made
+  if (here_ != nullptr) (void)cudaEventDestroy(here_);
   if (opened_ != nullptr && std::atomic_ref(*opened_).load() != kBeyondAll) (void)cudaFreeHost(opened_);
 }
 
@@ -54,7 +54,9 @@ void CudaHostGate::tell_host(device::Stream& stream, std::function<void()> call)
     (*owned)();
   };
   (void)cudaSetDevice(device_index_);
-  const cudaError_t error = cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.native()), run, boxed.get());
+  cudaError_t error = cudaEventRecord(here_, static_cast<cudaStream_t>(stream.native()));
+  if (error == cudaSuccess) error = cudaStreamWaitEvent(caller_, here_);
+  if (error == cudaSuccess) error = cudaLaunchHostFunc(caller_, run, boxed.get());
   if (error == cudaSuccess) (void)boxed.release();
   check(stream, error, "cudaLaunchHostFunc");
 }

@@ -25,6 +25,9 @@ class CudaHostGate : public HostGate {
 
   int device_index_;
   uint64_t* opened_ = nullptr;  // pinned
+  // What makes the calls, when `here_` of the stream in question has come.
+  cudaStream_t caller_ = nullptr;
+  cudaEvent_t here_ = nullptr;
   StreamWait stream_wait_;
 };
 

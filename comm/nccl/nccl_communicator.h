@@ -30,6 +30,7 @@ class NcclCommunicator : public Communicator {
   void recv(const Tensor& data, int peer, device::Stream& stream) override;
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
   bool waits_on_device() const override { return true; }
+  bool moves_by_kernels() const override { return true; }
   std::span<std::byte> sum_memory() const override { return {sum_memory_, sum_bytes_}; }
   Status poll() const override;
   void abort(Status cause) override;

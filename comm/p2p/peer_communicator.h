@@ -27,6 +27,7 @@ class PeerCommunicator : public Communicator, public NormReducer {
   void recv(const Tensor& data, int peer, device::Stream& stream) override;
   void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override;
   bool waits_on_device() const override;
+  bool moves_by_kernels() const override { return true; }
   Status poll() const override;
   void stop_waiting() override;
   void abort(Status cause) override;

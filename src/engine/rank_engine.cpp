@@ -289,12 +289,16 @@ Status RankEngine::make_lanes() {
                   int64_t bytes) -> Result<std::unique_ptr<parallel::Lane>> {
     std::vector<int> pair = {mesh_.rank_of(from_stage, mesh_.rank_tp()),
                              mesh_.rank_of(to_stage, mesh_.rank_tp())};
-    int peer = mesh_.stage() == from_stage ? 1 : 0;
+    const bool sends = mesh_.stage() == from_stage;
+    const int peer = sends ? 1 : 0;
     ASSIGN_OR_RETURN(comm::Communicator * communicator,
                      connect(name + std::to_string(from_stage) + "." + std::to_string(mesh_.rank_tp()),
                              pair,
                              {.hands_off = true}));
-    return parallel::Lane::create(*parts_.backend, *communicator, peer, bytes, lane_depth(options_), name);
+    const parallel::SendOrder order =
+        sends ? parallel::send_order(*communicator, mesh_.tp()) : parallel::SendOrder::kOwnStream;
+    return parallel::Lane::create(
+        *parts_.backend, *communicator, peer, bytes, lane_depth(options_), order, name);
   };
   int64_t bytes = handoff_bytes(hidden_size, options_);
   if (!mesh_.first_stage()) {
