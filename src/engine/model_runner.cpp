@@ -108,7 +108,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   Tensor out = bucket > 0 ? graphs_.replay(GraphPart::kForward, bucket, stream()) : forward(step);
   bool samples = step.view.num_samples > 0;
   if (!mesh().last_stage()) {
-    parts_.context.ops->observed(CallKind::kCopy, "copy_to_lane", out.dim(0), [&](device::Stream& from) {
+    parts_.context.ops->observed(CallKind::kCopy, "hand_off", out.dim(0), [&](device::Stream& from) {
       parts_.lanes->to_next->send(out, from);
     });
   } else if (parts_.hooks.on_logits) {

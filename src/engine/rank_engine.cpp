@@ -87,6 +87,7 @@ kernels::OpStateOptions op_state_options(const checkpoint::ModelConfig& config,
 // One on either side: from the last stage tokens go to the first.
 int num_lanes(const parallel::Mesh& mesh) { return mesh.pp() == 1 ? 0 : 2; }
 
+// At most: sends that are issued with the step have no buffers (parallel::SendOrder).
 int64_t lane_bytes(const parallel::Mesh& mesh, int64_t hidden_size, const EngineOptions& options) {
   int64_t bytes = 0;
   if (!mesh.first_stage()) bytes += handoff_bytes(hidden_size, options);

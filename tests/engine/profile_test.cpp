@@ -121,7 +121,7 @@ TEST(StepProfile, SeesEveryStepOfEveryRank) {
     EXPECT_EQ(names_of(profiles.back()).count("argmax_merge"), 1u);
     EXPECT_EQ(names_of(profiles[0]).count("all_reduce"), layout.tp > 1 ? 1u : 0u);
     EXPECT_EQ(names_of(profiles.back()).count("wait_for_stage"), layout.pp > 1 ? 1u : 0u);
-    EXPECT_EQ(names_of(profiles[0]).count("copy_to_lane"), layout.pp > 1 ? 1u : 0u);
+    EXPECT_EQ(names_of(profiles[0]).count("hand_off"), layout.pp > 1 ? 1u : 0u);
   }
 }
 
