@@ -5,6 +5,11 @@
 #include <utility>
 
 namespace llm_dist::comm {
+namespace {
+
+constexpr double kFinishSeconds = 1;
+
+}  // namespace
 
 // Announcements of one rank's messages, and the thread that brings them.
 class AnnouncedCommunicator::Announcements {
@@ -48,8 +53,10 @@ AnnouncedCommunicator::AnnouncedCommunicator(std::unique_ptr<Communicator> messa
     announcements_[sender] = std::make_shared<Announcements>(std::move(hosts[sender]));
 }
 
-// Of a stream that has failed a call of the host's may still come.
+// What was sent is announced, too, before this ends: a peer waits for it. Of a stream that has failed a call
+// of the host's may still come.
 AnnouncedCommunicator::~AnnouncedCommunicator() {
+  if (!aborted_) gate_->finish(Deadline::after_seconds(kFinishSeconds));
   for (const std::shared_ptr<Announcements>& each : announcements_) each->close();
 }
 
@@ -82,6 +89,7 @@ Status AnnouncedCommunicator::poll() const {
 void AnnouncedCommunicator::stop_waiting() { gate_->open(HostGate::kBeyondAll); }
 
 void AnnouncedCommunicator::abort(Status cause) {
+  aborted_ = true;
   stop_waiting();
   for (const std::shared_ptr<Announcements>& each : announcements_) each->abort(cause);
   messages_->abort(std::move(cause));

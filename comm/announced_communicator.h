@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
 
 #include "comm/communicator.h"
@@ -64,6 +65,7 @@ class AnnouncedCommunicator : public Communicator {
   // By who sends; shared with calls of the host's that a stream has still to make.
   std::array<std::shared_ptr<Announcements>, 2> announcements_;
   uint64_t num_received_ = 0;
+  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace llm_dist::comm

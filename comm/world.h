@@ -36,8 +36,8 @@ struct WorldOptions {
 struct GroupOptions {
   // Instead of WorldOptions::collective_timeout.
   std::optional<Duration> timeout;
-  // Its ranks' threads look for messages every few tens of microseconds, however long they wait: for words
-  // that a whole device waits for, where cores are not what others compute on.
+  // Ranks that sleep while they wait for messages look for them every few tens of microseconds, however long
+  // they wait: for words that a whole device waits for, where cores are not what others compute on.
   bool polls_often = false;
 };
 

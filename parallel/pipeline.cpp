@@ -2,11 +2,15 @@
 
 namespace llm_dist::parallel {
 namespace {
-Tensor like_in(const device::Buffer& buffer, const Tensor& like) {
-  CHECK(like.is_contiguous() && like.bytes() <= buffer.bytes(),
+void check_fits(const Tensor& data, int64_t max_bytes) {
+  CHECK(data.is_contiguous() && data.bytes() <= max_bytes,
         "{} through a lane of {} bytes",
-        like.to_string(),
-        buffer.bytes());
+        data.to_string(),
+        max_bytes);
+}
+
+Tensor like_in(const device::Buffer& buffer, const Tensor& like) {
+  check_fits(like, buffer.bytes());
   Tensor view = like;
   view.data = buffer.data();
   return view;
@@ -24,7 +28,7 @@ Result<std::unique_ptr<Lane>> Lane::create(device::Backend& backend,
                                            int depth,
                                            SendOrder order,
                                            const std::string& name) {
-  std::unique_ptr<Lane> lane(new Lane(communicator, peer, order));
+  std::unique_ptr<Lane> lane(new Lane(communicator, peer, max_bytes, order));
   for (int i = 0; i < (order == SendOrder::kOwnStream ? depth : 0); ++i) {
     Slot slot;
     ASSIGN_OR_RETURN(slot.buffer, backend.allocate(max_bytes, device::MemoryKind::kDevice));
@@ -38,6 +42,7 @@ Result<std::unique_ptr<Lane>> Lane::create(device::Backend& backend,
 
 void Lane::send(const Tensor& data, device::Stream& from) {
   if (order_ == SendOrder::kWithSender) {
+    check_fits(data, max_bytes_);
     communicator_.send(data, peer_, from);
     return;
   }
@@ -52,6 +57,7 @@ void Lane::send(const Tensor& data, device::Stream& from) {
 }
 
 uint64_t Lane::post_receive(const Tensor& like) {
+  CHECK(order_ == SendOrder::kOwnStream, "a lane that sends");
   uint64_t number = next_++;
   Slot& to = slot(number);
   to.view = like_in(to.buffer, like);

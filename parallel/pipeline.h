@@ -23,6 +23,8 @@ enum class SendOrder {
 // early behind them may have all the room there is. Were a send still to find room then, what it has for the
 // next stage could be what another rank of that stage's group waits for, whose own send this rank waits for
 // in turn, and no one would go on. So no step begins before what the last one sends has gone.
+// A sender of a long message may wait for its receiver, and with it the next step. Tokens that other ranks
+// wait for are not behind it as long as pp + 1 steps are in flight at most.
 SendOrder send_order(const comm::Communicator& lane, int tp);
 
 // A one-way lane between two ranks, with `depth` transfers under way at most.
@@ -58,12 +60,13 @@ class Lane {
     std::unique_ptr<device::Event> filled;
     std::unique_ptr<device::Event> emptied;
   };
-  Lane(comm::Communicator& communicator, int peer, SendOrder order)
-      : communicator_(communicator), peer_(peer), order_(order) {}
+  Lane(comm::Communicator& communicator, int peer, int64_t max_bytes, SendOrder order)
+      : communicator_(communicator), peer_(peer), max_bytes_(max_bytes), order_(order) {}
   Slot& slot(uint64_t number) { return slots_[number % slots_.size()]; }
 
   comm::Communicator& communicator_;
   int peer_;
+  int64_t max_bytes_;
   SendOrder order_;
   std::vector<Slot> slots_;
   uint64_t next_ = 0;

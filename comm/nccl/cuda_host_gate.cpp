@@ -1,6 +1,7 @@
 #include "comm/nccl/cuda_host_gate.h"
 
 #include <atomic>
+#include <thread>
 #include <utility>
 
 #include "src/device/cuda/cuda_error.h"
@@ -59,6 +60,12 @@ void CudaHostGate::tell_host(device::Stream& stream, std::function<void()> call)
   if (error == cudaSuccess) error = cudaLaunchHostFunc(caller_, run, boxed.get());
   if (error == cudaSuccess) (void)boxed.release();
   check(stream, error, "cudaLaunchHostFunc");
+}
+
+void CudaHostGate::finish(Deadline deadline) {
+  while (cudaStreamQuery(caller_) == cudaErrorNotReady && !deadline.expired())
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  (void)cudaGetLastError();
 }
 
 void CudaHostGate::wait(device::Stream& stream, uint64_t number) {

@@ -17,6 +17,7 @@ class CudaHostGate : public HostGate {
 
   bool takes(device::Stream& stream) const override;
   void tell_host(device::Stream& stream, std::function<void()> call) override;
+  void finish(Deadline deadline) override;
   void wait(device::Stream& stream, uint64_t number) override;
   void open(uint64_t number) override;
 

@@ -108,6 +108,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   Tensor out = bucket > 0 ? graphs_.replay(GraphPart::kForward, bucket, stream()) : forward(step);
   bool samples = step.view.num_samples > 0;
   if (!mesh().last_stage()) {
+    note_work_end();
     parts_.context.ops->observed(CallKind::kCopy, "hand_off", out.dim(0), [&](device::Stream& from) {
       parts_.lanes->to_next->send(out, from);
     });
@@ -116,9 +117,13 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   }
   if (mesh().last_stage() && samples) {
     bool replays = bucket > 0 && step.greedy_only;
-    hand_over(replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step), step);
+    const Tensor records = replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step);
+    note_work_end();
+    hand_over(records, step);
+  } else if (mesh().last_stage()) {
+    note_work_end();
   }
-  note_end();
+  if (parts_.hooks.profile != nullptr) parts_.hooks.profile->end(stream());
   if (mesh().first_stage() && !mesh().last_stage() && samples) {
     return_tokens(step);
   } else {
@@ -220,10 +225,10 @@ void ModelRunner::note_begin(const PreparedStep& step) {
   meter_->begin(step.step, stream());
 }
 
-void ModelRunner::note_end() {
+// What is handed on may wait for the next stage: that is no work of this one.
+void ModelRunner::note_work_end() {
   meter_->end(stream());
   if (parts_.hooks.trace != nullptr) parts_.hooks.trace->end(stream());
-  if (parts_.hooks.profile != nullptr) parts_.hooks.profile->end(stream());
 }
 
 Tensor ModelRunner::sample(const Tensor& logits, const PreparedStep& step) {

@@ -100,7 +100,7 @@ class ModelRunner {
   Tensor sample(const Tensor& logits, const PreparedStep& step);
   void hand_over(const Tensor& records, const PreparedStep& step);
   void note_begin(const PreparedStep& step);
-  void note_end();
+  void note_work_end();
   void return_tokens(const PreparedStep& step);
   // The compute stream waits for a transfer; the view of it.
   Tensor wait_for(const char* what, parallel::Lane& lane, uint64_t transfer, int64_t rows);

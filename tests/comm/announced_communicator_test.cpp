@@ -15,16 +15,21 @@
 namespace llm_dist::comm {
 namespace {
 
+// Makes calls on a thread of its own, and not at once.
 class CpuGate : public HostGate {
  public:
   bool takes(device::Stream&) const override { return true; }
   void tell_host(device::Stream& stream, std::function<void()> call) override {
     auto* owned = new std::function<void()>(std::move(call));
-    static_cast<device::CpuStream&>(stream).enqueue([owned] {
-      (*owned)();
-      delete owned;
+    static_cast<device::CpuStream&>(stream).enqueue([this, owned] {
+      caller_.enqueue([owned] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        (*owned)();
+        delete owned;
+      });
     });
   }
+  void finish(Deadline deadline) override { (void)caller_.synchronize(deadline); }
   void wait(device::Stream& stream, uint64_t number) override {
     static_cast<device::CpuStream&>(stream).enqueue([this, number] {
       std::unique_lock lock(mutex_);
@@ -41,12 +46,15 @@ class CpuGate : public HostGate {
   std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t opened_ = 0;
+  device::CpuStream caller_{{.name = "calls"}};
 };
 
 // Notes which of its receives have begun.
 class NotingCommunicator : public Communicator {
  public:
   explicit NotingCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  // Then nothing waits for a message's other end, and nothing is moved.
+  void lose_messages() { inner_moves_ = false; }
   const CommInfo& info() const override { return inner_->info(); }
   void all_reduce(const Tensor&, ReduceOp, device::Stream&) override {}
   void all_gather(const Tensor&, const Tensor&, device::Stream&) override {}
@@ -54,11 +62,11 @@ class NotingCommunicator : public Communicator {
   void broadcast(const Tensor&, int, device::Stream&) override {}
   void all_to_all(const Tensor&, const Tensor&, device::Stream&) override {}
   void send(const Tensor& data, int peer, device::Stream& stream) override {
-    inner_->send(data, peer, stream);
+    if (inner_moves_) inner_->send(data, peer, stream);
   }
   void recv(const Tensor& data, int peer, device::Stream& stream) override {
     static_cast<device::CpuStream&>(stream).enqueue([this] { ++num_begun_; });
-    inner_->recv(data, peer, stream);
+    if (inner_moves_) inner_->recv(data, peer, stream);
   }
   bool waits_on_device() const override { return true; }
   Status poll() const override { return inner_->poll(); }
@@ -69,6 +77,7 @@ class NotingCommunicator : public Communicator {
  private:
   std::unique_ptr<Communicator> inner_;
   std::atomic<int> num_begun_{0};
+  bool inner_moves_ = true;
 };
 
 struct Rank {
@@ -153,6 +162,18 @@ TEST(AnnouncedCommunicator, AReceiveBeginsWhenItsSenderHas) {
       EXPECT_EQ(data[2], 0);
       self.meet();
     }
+  });
+}
+
+TEST(AnnouncedCommunicator, WhoeverSendsAndEndsHasAnnounced) {
+  run_pair([](const Rank& self) {
+    self.messages.lose_messages();
+    std::vector<int32_t> data(3, self.rank);
+    if (self.rank == 0) self.comm.send(of(data), 1, self.stream);
+    if (self.rank == 1) self.comm.recv(of(data), 0, self.stream);
+    EXPECT_TRUE(self.stream.synchronize(Deadline::after_seconds(10)).ok());
+    EXPECT_EQ(self.messages.num_begun(), self.rank);
+    if (self.rank == 1) self.comm.abort(aborted("the test's end"));  // nobody comes any more
   });
 }
 

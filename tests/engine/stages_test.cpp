@@ -107,6 +107,80 @@ TEST(Stages, AllWorkAtTheSameTime) {
   }
 }
 
+// A group that notes on which streams it sums and sends, and says that kernels move its messages.
+class NotingGroup : public comm::Communicator {
+ public:
+  NotingGroup(std::unique_ptr<comm::Communicator> inner, std::atomic<int>& num_sends)
+      : inner_(std::move(inner)), num_sends_(num_sends) {}
+  const comm::CommInfo& info() const override { return inner_->info(); }
+  void all_reduce(const Tensor& data, comm::ReduceOp op, device::Stream& stream) override {
+    computes_on() = &stream;
+    inner_->all_reduce(data, op, stream);
+  }
+  void all_gather(const Tensor& in, const Tensor& out, device::Stream& stream) override {
+    inner_->all_gather(in, out, stream);
+  }
+  void reduce_scatter(const Tensor& in,
+                      const Tensor& out,
+                      comm::ReduceOp op,
+                      device::Stream& stream) override {
+    inner_->reduce_scatter(in, out, op, stream);
+  }
+  void broadcast(const Tensor& data, int root, device::Stream& stream) override {
+    inner_->broadcast(data, root, stream);
+  }
+  void send(const Tensor& data, int peer, device::Stream& stream) override {
+    EXPECT_EQ(&stream, computes_on()) << info().name;
+    ++num_sends_;
+    inner_->send(data, peer, stream);
+  }
+  void recv(const Tensor& data, int peer, device::Stream& stream) override {
+    EXPECT_NE(&stream, computes_on()) << info().name;
+    inner_->recv(data, peer, stream);
+  }
+  void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override {
+    inner_->all_to_all(in, out, stream);
+  }
+  bool moves_by_kernels() const override { return true; }
+  Status poll() const override { return inner_->poll(); }
+  void abort(Status cause) override { inner_->abort(std::move(cause)); }
+
+ private:
+  // The stream of the calling rank's steps: of the thread that issues them.
+  static device::Stream*& computes_on() {
+    thread_local device::Stream* stream = nullptr;
+    return stream;
+  }
+
+  std::unique_ptr<comm::Communicator> inner_;
+  std::atomic<int>& num_sends_;
+};
+
+// Where kernels move messages, stages of tensor groups send before their next step.
+TEST(Stages, OfTensorGroupsSendWithTheirSteps) {
+  GoldenCase golden = load_golden("llama3");
+  const auto requests = random_requests(golden, 12);
+  for (const parallel::Layout layout :
+       {parallel::Layout{.tp = 2, .pp = 2}, parallel::Layout{.tp = 2, .pp = 3}}) {
+    SCOPED_TRACE(format("{} stages", layout.pp));
+    const EngineOptions options = golden_options(layout);
+    std::atomic<int> num_sends{0};
+    auto replica = start(
+        golden,
+        {.engine = options,
+         .make_communicator = [&](comm::World& world,
+                                  std::span<const int> ranks,
+                                  const std::string& name,
+                                  const comm::GroupUse&) -> Result<std::unique_ptr<comm::Communicator>> {
+           ASSIGN_OR_RETURN(auto inner, world.make_communicator(ranks, name));
+           return std::unique_ptr<comm::Communicator>(
+               std::make_unique<NotingGroup>(std::move(inner), num_sends));
+         }});
+    EXPECT_EQ(tokens_of(replica->generate(requests)), generate(golden, options, requests));
+    EXPECT_GT(num_sends, 0);
+  }
+}
+
 // A model whose layers take a fixed time and whose other ops take none: what is left is the pipeline's
 // schedule.
 
