@@ -64,8 +64,10 @@ class Gpu(load_test.Streams):
                 self.assertNotIn("peer memory", server.log())
 
     def test_many_streams(self):
-        for tp, pp in layouts()[-2:]:
-            with self.subTest(tp=tp, pp=pp), self.serve(tp, pp) as server:
+        runs = [(tp, pp, ()) for tp, pp in layouts()[-2:]]
+        runs += [(tp, pp, ["--disable-custom-hand-off"]) for tp, pp, _ in runs if pp > 1]  # as between hosts
+        for tp, pp, flags in runs:
+            with self.subTest(tp=tp, pp=pp, flags=flags), self.serve(tp, pp, flags) as server:
                 server.wait_ready()
                 usage_before = server.metric("kv_cache_usage_perc")
                 requests = load_test.make_requests(seed=1, count=NUM_STREAMS)
@@ -75,8 +77,8 @@ class Gpu(load_test.Streams):
                 server.wait_idle(usage_before)
                 for request, stream in list(zip(requests, streams))[:NUM_REPLAYED]:
                     self.replay(server, request, load_test.tokens_of(stream))
-                print(f"  TP {tp} x PP {pp}: {NUM_STREAMS} streams in {took:.2f} s, {NUM_REPLAYED} replayed alone",
-                      flush=True)
+                print(f"  TP {tp} x PP {pp} {' '.join(flags)}: {NUM_STREAMS} streams in {took:.2f} s, "
+                      f"{NUM_REPLAYED} replayed alone", flush=True)
 
     def test_a_killed_rank_ends_all_and_frees_the_memory(self):
         before = memory_used()
