@@ -1,8 +1,8 @@
 // Messages between two devices that are announced from host to host. A receive of NCCL's waits in a kernel,
 // which holds room on the device that kernels with a block on each of its processors lack. Here the
 // receiver's stream waits, with nothing on the device, for a word between hosts that the sender's stream has
-// come to the message, and the receive follows. That takes the way between the hosts longer. NCCL's send does
-// not wait for the word to be under way, and in a kernel for the receive, if the message is a long one.
+// come to the message, and the receive follows. That takes the way between the hosts longer. NCCL's send is
+// not held up by the word; that of a long message waits in its kernel for the receive.
 //
 // A message in a graph is not announced. So it is in a graph on both sides, or on neither.
 #pragma once
