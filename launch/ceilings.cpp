@@ -252,9 +252,8 @@ Result<std::vector<StageWork>> work_of_stages(RankProcess& process) {
 }  // namespace
 
 DecodeShape decode_shape(RankProcess& process, int batch, int64_t context) {
-  const engine::EngineOptions& options = process.engine().options();
   return {
-      .batch = batch, .context = context, .micro_batches = options.async_scheduling ? options.layout.pp : 1};
+      .batch = batch, .context = context, .micro_batches = process.engine().options().num_micro_batches()};
 }
 
 Result<Ceilings> measure_ceilings(RankProcess& process, const std::vector<int>& batches) {

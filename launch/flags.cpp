@@ -183,9 +183,11 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
 
   SchedulerFlags& scheduler = flags.scheduler;
   group = app.add_option_group("Scheduler");
-  group->add_option("--max-num-seqs", scheduler.max_num_seqs, "Sequences that run at once")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  group
+      ->add_option("--max-num-seqs",
+                   scheduler.max_num_seqs,
+                   format("Sequences that run at once (0: {} for each stage)", kStageSequences))
+      ->check(CLI::NonNegativeNumber);
   group
       ->add_option("--max-num-batched-tokens",
                    scheduler.max_num_batched_tokens,
@@ -255,14 +257,42 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
 
 namespace {
 
-std::vector<int64_t> graph_sizes(const SchedulerFlags& flags, const RankResources& resources) {
+std::vector<int64_t> graph_sizes(const SchedulerFlags& flags,
+                                 const RankResources& resources,
+                                 int64_t max_decodes) {
   if (flags.enforce_eager) return {};
   std::vector<int64_t> sizes = flags.cuda_graph_sizes;
-  if (sizes.empty() && resources.prefers_graphs) sizes = engine::default_graph_sizes(flags.max_num_seqs);
+  if (sizes.empty() && resources.prefers_graphs) sizes = engine::default_graph_sizes(max_decodes);
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  std::erase_if(sizes, [&](int64_t size) { return size > flags.max_num_seqs; });
+  std::erase_if(sizes, [&](int64_t size) { return size > max_decodes; });
   return sizes;
+}
+
+// Sets what a step has room for: EngineOptions::max_num_seqs and max_num_batched_tokens. What is asked for is
+// kept, and what is not goes along with it.
+Status resolve_step_room(const SchedulerFlags& flags,
+                         const RankResources& resources,
+                         engine::EngineOptions& options) {
+  options.max_num_seqs = flags.max_num_seqs;
+  options.max_num_batched_tokens = flags.max_num_batched_tokens;
+  if (options.max_num_seqs == 0) {
+    options.max_num_seqs = kStageSequences * options.num_micro_batches();
+    if (options.max_num_batched_tokens > 0)
+      options.max_num_seqs = std::min(options.max_num_seqs, options.max_num_batched_tokens);
+  }
+  if (options.max_num_batched_tokens == 0) {
+    const int64_t ranks = resources.own_device ? options.layout.tp : 1;
+    options.max_num_batched_tokens = std::max(kStepTokens * ranks, options.max_num_seqs);
+    if (!flags.chunked_prefill)
+      options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_model_len);
+  }
+  if (options.max_num_batched_tokens >= options.max_num_seqs) return ok_status();
+  return invalid_argument(
+      format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
+             "token of each sequence",
+             options.max_num_batched_tokens,
+             options.max_num_seqs));
 }
 
 }  // namespace
@@ -336,23 +366,9 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
     options.max_model_len = flags.model.max_model_len;
   }
   options.block_size = flags.memory.block_size;
-  options.max_num_seqs = flags.scheduler.max_num_seqs;
-  options.max_num_batched_tokens = flags.scheduler.max_num_batched_tokens;
-  if (options.max_num_batched_tokens == 0) {
-    const int64_t ranks = resources.own_device ? options.layout.tp : 1;
-    options.max_num_batched_tokens = std::max(kStepTokens * ranks, options.max_num_seqs);
-    if (!flags.scheduler.chunked_prefill)
-      options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_model_len);
-  }
-  if (options.max_num_batched_tokens < options.max_num_seqs) {
-    return invalid_argument(
-        format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
-               "token of each sequence",
-               options.max_num_batched_tokens,
-               options.max_num_seqs));
-  }
   options.enable_chunked_prefill = flags.scheduler.chunked_prefill;
   options.async_scheduling = flags.scheduler.async_scheduling;
+  RETURN_IF_ERROR(resolve_step_room(flags.scheduler, resources, options));
   if (flags.scheduler.disable_custom_linear) options.linear_kernels = kernels::LinearKernels::kLibrary;
   if (flags.scheduler.disable_custom_attention)
     options.attention_kernels = kernels::AttentionKernels::kPortable;
@@ -362,7 +378,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   options.autotune = !flags.scheduler.disable_autotune;
   options.deterministic = flags.scheduler.deterministic;
   options.priority_scheduling = flags.scheduler.policy == "priority";
-  options.graph_sizes = graph_sizes(flags.scheduler, resources);
+  options.graph_sizes = graph_sizes(flags.scheduler, resources, options.max_decodes());
   options.threads = flags.parallel.threads > 0 ? flags.parallel.threads : resources.threads;
   options.load_threads = std::max(2, options.threads);
   options.step_deadline_seconds = flags.parallel.distributed_timeout_seconds;

@@ -51,9 +51,11 @@ struct MemoryFlags {
 // Tokens of a step. Where ranks have devices of their own, for each rank of a tensor group, so that a step
 // takes about as long on any number of them.
 inline constexpr int64_t kStepTokens = 2048;
+// Sequences that run at once, for each stage: a step decodes one stage's share of them.
+inline constexpr int64_t kStageSequences = 64;
 
 struct SchedulerFlags {
-  int64_t max_num_seqs = 64;
+  int64_t max_num_seqs = 0;            // 0: by kStageSequences
   int64_t max_num_batched_tokens = 0;  // 0: by kStepTokens
   bool chunked_prefill = true;
   bool async_scheduling = true;

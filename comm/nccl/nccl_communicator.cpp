@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "src/device/cuda/cuda_error.h"
+
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 // A library that is older than the header has no such function: then it is null.
 extern "C" ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWindow_t*, int)
@@ -16,6 +18,8 @@ extern "C" ncclResult_t ncclCommWindowRegister(ncclComm_t, void*, size_t, ncclWi
 
 namespace llm_dist::comm {
 namespace {
+
+using device::cuda_status;
 
 constexpr int kPartBytes = 1024;
 // Sums of so few bytes have kernels of their own where all ranks know each other's memory, which need one
@@ -114,11 +118,6 @@ struct Connecting {
     if (made != nullptr) (void)ncclCommAbort(made);
   }
 };
-
-Status cuda_status(cudaError_t error, std::string_view what) {
-  return error == cudaSuccess ? ok_status()
-                              : internal_error(format("{}: {}", what, cudaGetErrorString(error)));
-}
 
 Status connect_all(const NcclGroup& group, const ncclUniqueId& id, ncclComm_t& comm, std::byte*& sum_memory) {
   RETURN_IF_ERROR(cuda_status(cudaSetDevice(group.device_index), "cudaSetDevice"));

@@ -2,27 +2,9 @@
 
 #include <cuda.h>
 
+#include "src/device/cuda/driver_function.h"
+
 namespace llm_dist::comm {
-namespace {
-
-// Null where the driver has none.
-void* find_wait_value() {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-  constexpr unsigned kFirstVersion = 12000;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(
-      "cuStreamWaitValue64", &found, kFirstVersion, cudaEnableDefault, &result);
-#else
-  const cudaError_t error =
-      cudaGetDriverEntryPoint("cuStreamWaitValue64", &found, cudaEnableDefault, &result);
-#endif
-  if (error == cudaSuccess) return found;
-  (void)cudaGetLastError();
-  return nullptr;
-}
-
-}  // namespace
 
 bool is_captured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -30,8 +12,9 @@ bool is_captured(cudaStream_t stream) {
 }
 
 cudaError_t StreamWait::make(const uint64_t* clear, cudaStream_t stream) {
-  wait_value_ = stream_waits_allowed ? find_wait_value() : nullptr;
-  if (!works()) return cudaSuccess;
+  if (!stream_waits_allowed ||
+      device::find_driver_function("cuStreamWaitValue64", wait_value_) != cudaSuccess)
+    return cudaSuccess;
   const cudaError_t tried = wait(stream, clear, 0);
   if (tried != cudaErrorNotSupported) return tried;
   wait_value_ = nullptr;

@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -81,8 +84,12 @@ Status MatmulChoices::save() {
   if (Result<Map> others = read(); others.ok()) choices_.merge(others.value());
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
-  // Ranks of one host write at the same time; each file is whole.
-  std::string part = format("{}.{}.part", path_, ::getpid());
+  // Ranks write at the same time, threads of one process and processes of hosts that share the folder among
+  // them: each to a file of its own.
+  std::string part = path_ + ".XXXXXX";
+  const int made = ::mkstemp(part.data());
+  if (made < 0) return unavailable(format("{}: {}", path_, std::strerror(errno)));
+  ::close(made);
   std::ofstream file(part);
   file << kHeader << '\n' << environment_ << '\n';
   for (const auto& [shape, algorithm] : choices_) write_line(file, shape, algorithm);

@@ -1,5 +1,7 @@
 #include "kernels/cuda/tensor_map.h"
 
+#include "src/device/cuda/driver_function.h"
+
 namespace llm_dist::kernels {
 namespace {
 
@@ -23,17 +25,7 @@ TensorMapShape rows_of(
 }
 
 cudaError_t TensorMapEncoder::find() {
-  cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-  constexpr unsigned kFirstVersion = 12000;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(
-      "cuTensorMapEncodeTiled", &encode_, kFirstVersion, cudaEnableDefault, &found);
-#else
-  const cudaError_t error =
-      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode_, cudaEnableDefault, &found);
-#endif
-  if (error != cudaSuccess) return error;
-  return encode_ == nullptr ? cudaErrorNotSupported : cudaSuccess;
+  return device::find_driver_function("cuTensorMapEncodeTiled", encode_);
 }
 
 cudaError_t TensorMapEncoder::encode(const TensorMapShape& shape, CUtensorMap& map) const {

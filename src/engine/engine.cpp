@@ -24,7 +24,7 @@ sched::SchedulerOptions scheduler_options(const EngineOptions& options) {
           .max_num_batched_tokens = static_cast<int32_t>(options.max_num_batched_tokens),
           .max_model_len = static_cast<int32_t>(options.max_model_len),
           .enable_chunked_prefill = options.enable_chunked_prefill,
-          .num_micro_batches = options.async_scheduling ? options.layout.pp : 1,
+          .num_micro_batches = options.num_micro_batches(),
           .max_steps_in_flight = options.max_steps_in_flight(),
           .policy = options.priority_scheduling ? sched::SchedulingPolicy::kPriority
                                                 : sched::SchedulingPolicy::kFcfs};

@@ -36,7 +36,7 @@ struct EngineOptions {
   bool async_scheduling = true;
   bool priority_scheduling = false;
   // Batch sizes that decode steps are padded to and replayed as graphs at, ascending, each at most
-  // max_num_seqs; empty: every step is issued anew.
+  // max_decodes(); empty: every step is issued anew.
   std::vector<int64_t> graph_sizes;
   // Others whose steps' kernels are chosen as those of graphs are, by trying them at start, though they are
   // issued anew; ascending.
@@ -54,6 +54,11 @@ struct EngineOptions {
   double step_deadline_seconds = 600;
   int load_threads = 2;
 
+  // Steps that the running sequences' decodes are dealt to, so that every stage has one at work.
+  int num_micro_batches() const { return async_scheduling ? layout.pp : 1; }
+  int64_t max_decodes() const {  // of one step
+    return (max_num_seqs + num_micro_batches() - 1) / num_micro_batches();
+  }
   // Steps issued and not yet collected: one in the plain loop; else one is scheduled while the others run.
   int max_steps_in_flight() const { return async_scheduling ? (layout.pp == 1 ? 2 : layout.pp + 1) : 1; }
   int64_t max_blocks_per_sequence() const { return (max_model_len + block_size - 1) / block_size; }

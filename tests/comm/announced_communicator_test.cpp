@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/thread/thread_world.h"
+#include "tests/comm/forwarding_communicator.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -50,34 +51,25 @@ class CpuGate : public HostGate {
 };
 
 // Notes which of its receives have begun.
-class NotingCommunicator : public Communicator {
+class NotingCommunicator : public ForwardingCommunicator {
  public:
-  explicit NotingCommunicator(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  using ForwardingCommunicator::ForwardingCommunicator;
   // Then nothing waits for a message's other end, and nothing is moved.
-  void lose_messages() { inner_moves_ = false; }
-  const CommInfo& info() const override { return inner_->info(); }
-  void all_reduce(const Tensor&, ReduceOp, device::Stream&) override {}
-  void all_gather(const Tensor&, const Tensor&, device::Stream&) override {}
-  void reduce_scatter(const Tensor&, const Tensor&, ReduceOp, device::Stream&) override {}
-  void broadcast(const Tensor&, int, device::Stream&) override {}
-  void all_to_all(const Tensor&, const Tensor&, device::Stream&) override {}
+  void lose_messages() { moves_ = false; }
   void send(const Tensor& data, int peer, device::Stream& stream) override {
-    if (inner_moves_) inner_->send(data, peer, stream);
+    if (moves_) ForwardingCommunicator::send(data, peer, stream);
   }
   void recv(const Tensor& data, int peer, device::Stream& stream) override {
     static_cast<device::CpuStream&>(stream).enqueue([this] { ++num_begun_; });
-    if (inner_moves_) inner_->recv(data, peer, stream);
+    if (moves_) ForwardingCommunicator::recv(data, peer, stream);
   }
   bool waits_on_device() const override { return true; }
-  Status poll() const override { return inner_->poll(); }
-  void abort(Status cause) override { inner_->abort(std::move(cause)); }
 
   int num_begun() const { return num_begun_; }
 
  private:
-  std::unique_ptr<Communicator> inner_;
   std::atomic<int> num_begun_{0};
-  bool inner_moves_ = true;
+  bool moves_ = true;
 };
 
 struct Rank {

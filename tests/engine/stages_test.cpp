@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "src/device/cpu/cpu_stream.h"
+#include "tests/comm/forwarding_communicator.h"
 #include "tests/engine/requests.h"
 
 namespace llm_dist::engine {
@@ -108,42 +109,24 @@ TEST(Stages, AllWorkAtTheSameTime) {
 }
 
 // A group that notes on which streams it sums and sends, and says that kernels move its messages.
-class NotingGroup : public comm::Communicator {
+class NotingGroup : public comm::ForwardingCommunicator {
  public:
   NotingGroup(std::unique_ptr<comm::Communicator> inner, std::atomic<int>& num_sends)
-      : inner_(std::move(inner)), num_sends_(num_sends) {}
-  const comm::CommInfo& info() const override { return inner_->info(); }
+      : ForwardingCommunicator(std::move(inner)), num_sends_(num_sends) {}
   void all_reduce(const Tensor& data, comm::ReduceOp op, device::Stream& stream) override {
     computes_on() = &stream;
-    inner_->all_reduce(data, op, stream);
-  }
-  void all_gather(const Tensor& in, const Tensor& out, device::Stream& stream) override {
-    inner_->all_gather(in, out, stream);
-  }
-  void reduce_scatter(const Tensor& in,
-                      const Tensor& out,
-                      comm::ReduceOp op,
-                      device::Stream& stream) override {
-    inner_->reduce_scatter(in, out, op, stream);
-  }
-  void broadcast(const Tensor& data, int root, device::Stream& stream) override {
-    inner_->broadcast(data, root, stream);
+    ForwardingCommunicator::all_reduce(data, op, stream);
   }
   void send(const Tensor& data, int peer, device::Stream& stream) override {
     EXPECT_EQ(&stream, computes_on()) << info().name;
     ++num_sends_;
-    inner_->send(data, peer, stream);
+    ForwardingCommunicator::send(data, peer, stream);
   }
   void recv(const Tensor& data, int peer, device::Stream& stream) override {
     EXPECT_NE(&stream, computes_on()) << info().name;
-    inner_->recv(data, peer, stream);
-  }
-  void all_to_all(const Tensor& in, const Tensor& out, device::Stream& stream) override {
-    inner_->all_to_all(in, out, stream);
+    ForwardingCommunicator::recv(data, peer, stream);
   }
   bool moves_by_kernels() const override { return true; }
-  Status poll() const override { return inner_->poll(); }
-  void abort(Status cause) override { inner_->abort(std::move(cause)); }
 
  private:
   // The stream of the calling rank's steps: of the thread that issues them.
@@ -152,7 +135,6 @@ class NotingGroup : public comm::Communicator {
     return stream;
   }
 
-  std::unique_ptr<comm::Communicator> inner_;
   std::atomic<int>& num_sends_;
 };
 

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
+#include <vector>
 
 #include "kernels/cuda/streamed_division.h"
 
@@ -99,6 +101,23 @@ TEST_F(MatmulChoicesTest, RanksThatSaveSideBySideLoseNothing) {
   EXPECT_NE(later.find(with_rows(2)), nullptr);
   for (const auto& entry : std::filesystem::directory_iterator(folder_))
     EXPECT_EQ(entry.path().extension(), ".txt") << "a part was left";
+}
+
+TEST_F(MatmulChoicesTest, RanksOfOneProcessThatSaveAtTheSameTimeLeaveAWholeFile) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([this, rank] {
+      for (int64_t round = 0; round < 50; ++round) {
+        MatmulChoices mine = choices();
+        EXPECT_TRUE(mine.load().ok());
+        for (int64_t i = 0; i < 50; ++i) mine.add(with_rows(1000 * round + 100 * rank + i), kFirst);
+        const Status saved = mine.save();
+        EXPECT_TRUE(saved.ok()) << saved.to_string();
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_TRUE(choices().load().ok());
 }
 
 TEST_F(MatmulChoicesTest, AnotherDriverHasChoicesOfItsOwn) {

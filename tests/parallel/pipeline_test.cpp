@@ -6,28 +6,23 @@
 #include <vector>
 
 #include "src/device/cpu/cpu_backend.h"
+#include "tests/comm/silent_communicator.h"
 
 namespace llm_dist::parallel {
 namespace {
 
 // Notes on which streams it was called.
-class Pair : public comm::Communicator {
+class Pair : public comm::SilentCommunicator {
  public:
-  explicit Pair(bool by_kernels) : by_kernels_(by_kernels) {}
-  const comm::CommInfo& info() const override { return info_; }
-  void all_reduce(const Tensor&, comm::ReduceOp, device::Stream&) override {}
-  void all_gather(const Tensor&, const Tensor&, device::Stream&) override {}
-  void reduce_scatter(const Tensor&, const Tensor&, comm::ReduceOp, device::Stream&) override {}
-  void broadcast(const Tensor&, int, device::Stream&) override {}
-  void all_to_all(const Tensor&, const Tensor&, device::Stream&) override {}
+  explicit Pair(bool by_kernels)
+      : SilentCommunicator({.backend = "test", .name = "pair", .rank = 0, .size = 2}),
+        by_kernels_(by_kernels) {}
   void send(const Tensor& data, int, device::Stream& stream) override {
     sent_on.push_back(&stream);
     sent_from.push_back(data.data);
   }
   void recv(const Tensor&, int, device::Stream& stream) override { received_on.push_back(&stream); }
   bool moves_by_kernels() const override { return by_kernels_; }
-  Status poll() const override { return ok_status(); }
-  void abort(Status) override {}
 
   std::vector<device::Stream*> sent_on;
   std::vector<const void*> sent_from;
@@ -35,7 +30,6 @@ class Pair : public comm::Communicator {
 
  private:
   bool by_kernels_;
-  comm::CommInfo info_{.backend = "test", .name = "pair", .rank = 0, .size = 2};
 };
 
 class LaneOfPair {

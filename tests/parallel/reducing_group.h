@@ -7,6 +7,7 @@
 #include "comm/norm_reducer.h"
 #include "kernels/ops.h"
 #include "parallel/context.h"
+#include "tests/comm/silent_communicator.h"
 
 namespace llm_dist::parallel {
 
@@ -17,10 +18,9 @@ inline constexpr int64_t kInner = 6;
 inline void must(const Status& status) { CHECK(status.ok(), "{}", status.to_string()); }
 
 // Rank 0 of a group whose other ranks have the same numbers.
-class Group : public comm::Communicator {
+class Group : public comm::SilentCommunicator {
  public:
-  explicit Group(int size) : info_{.backend = "fake", .name = "tp", .size = size} {}
-  const comm::CommInfo& info() const override { return info_; }
+  explicit Group(int size) : SilentCommunicator({.backend = "fake", .name = "tp", .size = size}) {}
 
   void all_reduce(const Tensor& data, comm::ReduceOp, device::Stream& stream) override {
     ++all_reduces;
@@ -30,25 +30,15 @@ class Group : public comm::Communicator {
     ++reduce_scatters;
     add_up(in, out, stream);
   }
-  void all_gather(const Tensor&, const Tensor&, device::Stream&) override {}
-  void broadcast(const Tensor&, int, device::Stream&) override {}
-  void send(const Tensor&, int, device::Stream&) override {}
-  void recv(const Tensor&, int, device::Stream&) override {}
-  void all_to_all(const Tensor&, const Tensor&, device::Stream&) override {}
-  Status poll() const override { return ok_status(); }
-  void abort(Status) override {}
 
   void add_up(const Tensor& in, const Tensor& out, device::Stream& stream) const {
     must(stream.synchronize(Deadline::after_seconds(10)));
     for (int64_t i = 0; i < out.numel(); ++i)
-      out.as<float>()[i] = in.as<float>()[i] * static_cast<float>(info_.size);
+      out.as<float>()[i] = in.as<float>()[i] * static_cast<float>(info().size);
   }
 
   int all_reduces = 0;
   int reduce_scatters = 0;
-
- private:
-  comm::CommInfo info_;
 };
 
 // Makes the calls that it stands for.

@@ -216,6 +216,14 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(ranks, self.planned(*flags, "--max-num-batched-tokens", tokens))
                 self.assertNotEqual(ranks, self.planned(*flags, "--max-num-batched-tokens", 2 * tokens))
 
+    def test_64_sequences_run_for_each_stage(self):
+        for flags, sequences in (([], 64), (["--tp", 3], 64), (["--pp", 3], 192), (["--pp", 3, "--no-async-scheduling"], 64),
+                                 (["--pp", 3, "--max-num-batched-tokens", 100], 100)):
+            with self.subTest(flags=flags):
+                ranks = self.planned(*flags)
+                self.assertEqual(ranks, self.planned(*flags, "--max-num-seqs", sequences))
+                self.assertNotEqual(ranks, self.planned(*flags, "--max-num-seqs", sequences // 2))
+
     def test_ranks_have_memory_for_shares_of_the_largest_step(self):
         def of_shares(tokens, dtype="bfloat16", sequence_parallel="auto"):
             def beside_activations(when):

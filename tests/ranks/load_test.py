@@ -73,22 +73,26 @@ class Streams(unittest.TestCase):
                                  (200, {"prompt": stream.text()}))
 
     def replay(self, server, request, emitted):
-        """Alone, each token that the stream emitted is within epsilon of the likeliest; after a tie that falls
-        differently the replay goes on from the tokens that the stream had."""
+        """Alone, each token that the stream emitted is within epsilon of the likeliest, and as likely as it was there;
+        after a tie that falls differently the replay goes on from the tokens that the stream had. Returns by how much
+        the log-probability of each differs."""
         status, tokenized = server.post("/tokenize", {"prompt": request["prompt"]})
         self.assertEqual(status, 200, tokenized)
-        at = 0
-        while at < len(emitted):
+        differences = []
+        while (at := len(differences)) < len(emitted):
             alone = server.stream("/v1/completions",
                                   {**request, "prompt": tokenized["tokens"] + ids_of(emitted[:at]),
                                    "max_tokens": len(emitted) - at}).wait()
             self.assertTrue(alone.done, alone.events[-1:])
-            for (token, _, _), (alone_token, best, top) in zip(emitted[at:], tokens_of(alone)):
-                at += 1
+            for (token, logprob, _), (alone_token, best, top) in zip(emitted[at:], tokens_of(alone)):
+                self.assertIn(token, top, f"instead of {alone_token} at {len(differences)}")
+                self.assertLessEqual(best - top[token], self.epsilon,
+                                     f"{token} instead of {alone_token} at {len(differences)}")
+                differences.append(abs(logprob - top[token]))
+                self.assertLessEqual(differences[-1], self.epsilon, f"{token} at {len(differences)}")
                 if token != alone_token:
-                    self.assertIn(token, top)
-                    self.assertLessEqual(best - top[token], self.epsilon, f"{token!r} instead of {alone_token!r} at {at}")
                     break
+        return differences
 
 
 class Load(Streams):
