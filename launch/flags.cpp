@@ -248,7 +248,8 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   add_log_flag(app, flags);
   app.add_option("--trace-file",
                  flags.trace_file,
-                 "At the end, write when each rank was busy with which step, for chrome://tracing");
+                 "At the end, print how busy each rank was and write with which step when, for "
+                 "chrome://tracing");
   app.add_option("--profile",
                  flags.profile_file,
                  "At the end, print what steps spend their time on and write it, for chrome://tracing; steps "

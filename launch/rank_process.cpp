@@ -249,8 +249,9 @@ Status RankProcess::write_traces() {
   if (profile_ != nullptr) RETURN_IF_ERROR(write_profile());
   if (trace_ == nullptr) return ok_status();
   ASSIGN_OR_RETURN(std::vector<std::string> all, gathered(pack_spans(spans_of(trace_->steps()))));
-  return leads() ? write_trace_file({.flag = "--trace-file", .path = trace_file_, .profile = {}}, all)
-                 : ok_status();
+  if (!leads()) return ok_status();
+  std::fputs(describe_busy(all).c_str(), stderr);
+  return write_trace_file({.flag = "--trace-file", .path = trace_file_, .profile = {}}, all);
 }
 
 Status RankProcess::write_profile() {

@@ -39,6 +39,11 @@ struct TraceFile {
   std::string profile;  // a JSON value that goes into the file as "profile"; readers of traces skip it
 };
 
+// A line for people. `packed`: by rank, steps alone. How much of the time each rank's device was busy with
+// steps, from the first step's begin to the last one's end without a tenth at either end, where a pipeline
+// fills and drains. Empty without steps.
+std::string describe_busy(std::span<const std::string> packed);
+
 // `packed`: by rank. Times start at the first span of any rank; the clocks of a node's ranks are one clock,
 // those of several nodes differ by what their hosts' clocks do.
 Status write_trace_file(const TraceFile& trace, std::span<const std::string> packed);

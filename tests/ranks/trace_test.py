@@ -1,6 +1,7 @@
 """The trace of a pipeline: every rank's steps are there, and the stages work at the same time."""
 import json
 import pathlib
+import re
 import signal
 import tempfile
 import time
@@ -27,7 +28,7 @@ class Trace(unittest.TestCase):
         harness.needs_mpirun()
 
     def traced(self):
-        """[{step: (begin, end)}] of the two ranks; rank 1 is held up."""
+        """[{step: (begin, end)}] of the two ranks, and what was said of how busy they were, in percent; rank 1 is held up."""
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "trace.json"
             arguments = ["bench", "throughput", harness.smollm(), "--pp", 2, "--num-prompts", 8, "--input-len", 64,
@@ -35,11 +36,15 @@ class Trace(unittest.TestCase):
             with harness.World(2, arguments) as world:
                 hold_up(world, 1)
                 self.assertEqual(world.wait_end(300), 0, world.log())
+                log = world.log()
+            said = re.search(r"devices busy .*: rank 0 ([\d.]+) %, rank 1 ([\d.]+) %\n", log)
+            self.assertIsNotNone(said, log)
             events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
-        return [{e["args"]["step"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["pid"] == rank} for rank in (0, 1)]
+        return ([{e["args"]["step"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["pid"] == rank} for rank in (0, 1)],
+                [float(share) for share in said.groups()])
 
     def test_stages_overlap(self):
-        stages = self.traced()
+        stages, busy = self.traced()
         for steps in stages:
             spans = sorted(steps.values())
             for (_, end), (begin, _) in zip(spans, spans[1:]):
@@ -51,6 +56,11 @@ class Trace(unittest.TestCase):
         ahead = sum(begin < stages[1][step - 1][1] for step, (begin, _) in stages[0].items() if step - 1 in stages[1])
         print(f"  {len(stages[0])} steps; the first stage went ahead of {ahead}")
         self.assertGreaterEqual(ahead, 3)
+        first, last = (pick(time for steps in stages for span in steps.values() for time in span) for pick in (min, max))
+        begin, end = first + (last - first) / 10, last - (last - first) / 10
+        for steps, said in zip(stages, busy):
+            inside = sum(max(0, min(end, e) - max(begin, b)) for b, e in steps.values())
+            self.assertAlmostEqual(said, 100 * inside / (end - begin), delta=0.1)
 
 
 if __name__ == "__main__":
