@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same question in several layouts; greedy answers are the same in all of them.
+# The same question in several layouts; in f32, as on CPUs, greedy answers are the same in all of them.
 # usage: layouts.sh [TPxPP …]
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
