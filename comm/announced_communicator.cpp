@@ -1,7 +1,6 @@
 #include "comm/announced_communicator.h"
 
 #include <mutex>
-#include <optional>
 #include <utility>
 
 namespace llm_dist::comm {
@@ -18,7 +17,8 @@ class AnnouncedCommunicator::Announcements {
 
   // Most groups have messages one way, and some none: no thread without need.
   device::CpuStream& stream() {
-    if (!stream_) stream_.emplace(device::CpuStreamOptions{.name = "announce"});
+    if (stream_ == nullptr)
+      stream_ = std::make_unique<device::CpuStream>(device::CpuStreamOptions{.name = "announce"});
     return *stream_;
   }
   // Any thread, after stream() has been called; nothing once this is closed.
@@ -30,9 +30,11 @@ class AnnouncedCommunicator::Announcements {
   Status poll() const { return hosts_->poll(); }
   void abort(Status cause) { hosts_->abort(std::move(cause)); }
   void close() {
+    std::unique_ptr<Communicator> hosts;
+    std::unique_ptr<device::CpuStream> stream;  // ends first, and may wait for what is under way
     std::lock_guard lock(mutex_);
-    stream_.reset();
-    hosts_.reset();
+    hosts = std::move(hosts_);
+    stream = std::move(stream_);
   }
 
  private:
@@ -40,7 +42,7 @@ class AnnouncedCommunicator::Announcements {
 
   std::mutex mutex_;  // of a send and the end
   std::unique_ptr<Communicator> hosts_;
-  std::optional<device::CpuStream> stream_;
+  std::unique_ptr<device::CpuStream> stream_;
   int32_t said_ = 0;  // nobody reads it: that it comes is the word
 };
 

@@ -65,12 +65,7 @@ void add_range_ratio_flag(CLI::App& app, double& ratio, const std::string& what)
 }
 
 void make_room_for_batches(SchedulerFlags& scheduler, const std::vector<int>& batches) {
-  const int64_t largest = *std::max_element(batches.begin(), batches.end());
-  if (scheduler.max_num_seqs > 0 || largest > kStageSequences)
-    scheduler.max_num_seqs = std::max(scheduler.max_num_seqs, largest);
-  if (scheduler.max_num_batched_tokens > 0)
-    scheduler.max_num_batched_tokens =
-        std::max({scheduler.max_num_batched_tokens, scheduler.max_num_seqs, largest});
+  scheduler.least_num_seqs = *std::max_element(batches.begin(), batches.end());
 }
 
 void add_load_flags(CLI::App& app, LoadFlags& flags) {

@@ -282,18 +282,30 @@ Status resolve_step_room(const SchedulerFlags& flags,
     if (options.max_num_batched_tokens > 0)
       options.max_num_seqs = std::min(options.max_num_seqs, options.max_num_batched_tokens);
   }
+  options.max_num_seqs = std::max(options.max_num_seqs, flags.least_num_seqs);
+  if (options.max_num_batched_tokens > 0 && flags.least_num_seqs > 0)
+    options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
   if (options.max_num_batched_tokens == 0) {
     const int64_t ranks = resources.own_device ? options.layout.tp : 1;
     options.max_num_batched_tokens = std::max(kStepTokens * ranks, options.max_num_seqs);
     if (!flags.chunked_prefill)
       options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_model_len);
   }
-  if (options.max_num_batched_tokens >= options.max_num_seqs) return ok_status();
-  return invalid_argument(
-      format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
-             "token of each sequence",
-             options.max_num_batched_tokens,
-             options.max_num_seqs));
+  if (options.max_num_batched_tokens < options.max_num_seqs) {
+    return invalid_argument(
+        format("--max-num-batched-tokens {} is below --max-num-seqs {}: a step must have room for one "
+               "token of each sequence",
+               options.max_num_batched_tokens,
+               options.max_num_seqs));
+  }
+  if (!flags.chunked_prefill && options.max_num_batched_tokens < options.max_model_len) {
+    return invalid_argument(
+        format("--max-num-batched-tokens {} is below --max-model-len {}: with --no-enable-chunked-prefill a "
+               "step must have room for a whole prompt",
+               options.max_num_batched_tokens,
+               options.max_model_len));
+  }
+  return ok_status();
 }
 
 }  // namespace
@@ -364,6 +376,9 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
                                      flags.model.max_model_len,
                                      config.max_position_embeddings));
     }
+    if (flags.model.max_model_len < 2)
+      return invalid_argument(
+          "--max-model-len 1 has room for no token behind the prompt: it must be at least 2");
     options.max_model_len = flags.model.max_model_len;
   }
   options.block_size = flags.memory.block_size;

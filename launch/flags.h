@@ -57,6 +57,7 @@ inline constexpr int64_t kStageSequences = 64;
 struct SchedulerFlags {
   int64_t max_num_seqs = 0;            // 0: by kStageSequences
   int64_t max_num_batched_tokens = 0;  // 0: by kStepTokens
+  int64_t least_num_seqs = 0;          // no flag: both rise to what a benchmark's batches need
   bool chunked_prefill = true;
   bool async_scheduling = true;
   std::string policy = "fcfs";

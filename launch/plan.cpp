@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cuda/cuda_module.h"
 #include "launch/byte_size.h"
 #include "launch/commands.h"
 #include "launch/flags.h"
@@ -67,15 +68,18 @@ Result<bool> plan(const PlanFlags& flags) {
                            {.world_size = world,
                             .ranks_per_node = world,
                             .own_device = on_gpus,
+                            .quantized_activations = on_gpus ? DType::kBF16 : DType::kF32,
+                            .prefers_graphs = on_gpus,
                             .peer_memory = on_gpus && !flags.engine.parallel.disable_custom_all_reduce,
                             .peer_hand_off = on_gpus && !flags.engine.parallel.disable_custom_hand_off,
                             .memory_bytes = memory}));
   const engine::EngineOptions& options = resolved.engine;
 
+  kernels::OpTable ops = kernels::cpu_ops();
+  if (on_gpus) ops.takes_weight = kernels::takes_weight_cuda;
   std::vector<engine::MemoryPlan> plans;
   for (int rank = 0; rank < options.layout.world_size(); ++rank) {
-    ASSIGN_OR_RETURN(engine::MemoryPlan rank_plan,
-                     engine::plan_memory(*checkpoint, kernels::cpu_ops(), options, rank));
+    ASSIGN_OR_RETURN(engine::MemoryPlan rank_plan, engine::plan_memory(*checkpoint, ops, options, rank));
     plans.push_back(rank_plan);
   }
   const int64_t usable = usable_memory(flags.engine, memory);

@@ -60,6 +60,14 @@ comm::HostWorld host_world(comm::World& world, const std::string& interface_name
   return hosts;
 }
 
+// Ends the process, without a destructor, where `status` is an error.
+void leave_unless(const Status& status) {
+  if (status.ok()) return;
+  log_warning("leaving: {}", status.to_string());
+  flush_log();
+  _exit(1);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RankProcess>> RankProcess::join(const EngineFlags& flags) {
@@ -158,6 +166,10 @@ Status RankProcess::prepare(const EngineFlags& flags, bool sees_ops) {
         format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those, or in fp8",
                flags.memory.kv_cache_dtype,
                options.dtype));
+  if (leads() && std::ranges::any_of(flags.scheduler.cuda_graph_sizes,
+                                     [&](int64_t size) { return size > options.max_decodes(); }))
+    log_warning("--cuda-graph-sizes: none above {}, the most sequences that a step decodes",
+                options.max_decodes());
   // A replay would hide its ops. Where kernels are tried out for replays, these have the same.
   graphs_dropped_ = sees_ops && !resolved_.engine.graph_sizes.empty();
   if (graphs_dropped_) {
@@ -250,8 +262,8 @@ Status RankProcess::write_traces() {
   if (trace_ == nullptr) return ok_status();
   ASSIGN_OR_RETURN(std::vector<std::string> all, gathered(pack_spans(spans_of(trace_->steps()))));
   if (!leads()) return ok_status();
-  std::fputs(describe_busy(all).c_str(), stderr);
-  return write_trace_file({.flag = "--trace-file", .path = trace_file_, .profile = {}}, all);
+  return write_trace_file({.flag = "--trace-file", .path = trace_file_, .profile = {}, .prints_busy = true},
+                          all);
 }
 
 Status RankProcess::write_profile() {
@@ -317,15 +329,12 @@ void RankProcess::exit_after_failure() {
 
 void RankProcess::leave() {
   if (liveness_ != nullptr) liveness_->leave();
+  // Without an end, what still runs would be waited for by whoever frees what it uses, and nobody watches.
+  if (engine_ != nullptr) leave_unless(engine_->finish());
   engine_.reset();
   channel_.reset();
   liveness_.reset();
-  Status status = world_->close(Deadline::after_seconds(10));
-  if (!status.ok()) {
-    log_warning("leaving: {}", status.to_string());
-    flush_log();
-    _exit(1);
-  }
+  leave_unless(world_->close(Deadline::after_seconds(10)));
 }
 
 int end(RankProcess& process, Status status) {

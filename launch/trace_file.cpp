@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -36,16 +37,37 @@ json event_of(const json& span, size_t rank, int64_t origin_ns) {
           {"args", {{"step", span[4]}, {"tokens", span[5]}}}};
 }
 
-std::vector<json> parsed(std::span<const std::string> packed) {
-  std::vector<json> ranks;
-  ranks.reserve(packed.size());
-  for (const std::string& one : packed) ranks.push_back(json::parse(one));
-  return ranks;
-}
-
 json name_of(size_t rank) {
   return {
       {"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", format("rank {}", rank)}}}};
+}
+
+// The share of the time from a rank's first step to its last, without a tenth at either end, that steps took.
+double busy_share(const json& steps) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  int64_t last = std::numeric_limits<int64_t>::min();
+  for (const json& step : steps) {
+    first = std::min(first, step[2].get<int64_t>());
+    last = std::max(last, step[3].get<int64_t>());
+  }
+  if (first >= last) return 0;
+  const int64_t begin = first + (last - first) / 10;
+  const int64_t end = last - (last - first) / 10;
+  int64_t busy = 0;
+  for (const json& step : steps) {
+    busy +=
+        std::max(int64_t{0}, std::min(end, step[3].get<int64_t>()) - std::max(begin, step[2].get<int64_t>()));
+  }
+  return static_cast<double>(busy) / static_cast<double>(std::max(int64_t{1}, end - begin));
+}
+
+std::string describe_busy(const std::vector<json>& ranks) {
+  std::string line = "busy with steps, without the first and the last tenth of the time:";
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const double percent = std::round(1e3 * busy_share(ranks[rank])) / 10;
+    line += format("{} rank {} {} %", rank == 0 ? "" : ",", rank, percent);
+  }
+  return line + "\n";
 }
 
 }  // namespace
@@ -89,35 +111,11 @@ std::string pack_spans(std::span<const TraceSpan> spans) {
   return packed.dump();
 }
 
-std::string describe_busy(std::span<const std::string> packed) {
-  const std::vector<json> ranks = parsed(packed);
-  int64_t first = std::numeric_limits<int64_t>::max();
-  int64_t last = std::numeric_limits<int64_t>::min();
-  for (const json& steps : ranks) {
-    for (const json& step : steps) {
-      first = std::min(first, step[2].get<int64_t>());
-      last = std::max(last, step[3].get<int64_t>());
-    }
-  }
-  if (first >= last) return "";
-  const int64_t begin = first + (last - first) / 10;
-  const int64_t end = last - (last - first) / 10;
-  std::string line = "devices busy with steps, without the first and the last tenth of the time:";
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    int64_t busy = 0;
-    for (const json& step : ranks[rank])
-      busy += std::max(int64_t{0},
-                       std::min(end, step[3].get<int64_t>()) - std::max(begin, step[2].get<int64_t>()));
-    line += format("{} rank {} {} %",
-                   rank == 0 ? "" : ",",
-                   rank,
-                   std::round(1e3 * static_cast<double>(busy) / static_cast<double>(end - begin)) / 10);
-  }
-  return line + "\n";
-}
-
 Status write_trace_file(const TraceFile& trace, std::span<const std::string> packed) {
-  const std::vector<json> ranks = parsed(packed);
+  std::vector<json> ranks;
+  ranks.reserve(packed.size());
+  for (const std::string& one : packed) ranks.push_back(json::parse(one));
+  if (trace.prints_busy) std::fputs(describe_busy(ranks).c_str(), stderr);
   int64_t origin = std::numeric_limits<int64_t>::max();
   for (const json& spans : ranks)
     for (const json& span : spans) origin = std::min(origin, span[2].get<int64_t>());

@@ -37,12 +37,10 @@ struct TraceFile {
   std::string flag;  // that asked for it, for errors
   std::string path;
   std::string profile;  // a JSON value that goes into the file as "profile"; readers of traces skip it
+  // Of traces of steps alone: prints what share of the time each rank was busy, but for a tenth at either
+  // end, where a pipeline fills and drains.
+  bool prints_busy = false;
 };
-
-// A line for people. `packed`: by rank, steps alone. How much of the time each rank's device was busy with
-// steps, from the first step's begin to the last one's end without a tenth at either end, where a pipeline
-// fills and drains. Empty without steps.
-std::string describe_busy(std::span<const std::string> packed);
 
 // `packed`: by rank. Times start at the first span of any rank; the clocks of a node's ranks are one clock,
 // those of several nodes differ by what their hosts' clocks do.

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "src/base/log.h"
 #include "src/device/cuda/cuda_error.h"
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -157,8 +158,11 @@ Result<std::unique_ptr<Communicator>> NcclCommunicator::connect(const NcclGroup&
   std::unique_lock lock(connecting->mutex);
   if (!connecting->changed.wait_until(lock, deadline.when(), [&] { return connecting->done; })) {
     connecting->abandoned = true;
-    return deadline_exceeded(
-        format("the GPUs of group {} did not get in touch with each other in time", group.info.name));
+    return deadline_exceeded(format(
+        "the GPUs of group {} did not get in touch with each other in time: is a rank late, and does "
+        "NCCL find a network between the hosts? NCCL_DEBUG=INFO says what it tries, NCCL_SOCKET_IFNAME "
+        "names the interface",
+        group.info.name));
   }
   if (!connecting->status.ok())
     return connecting->status.with_context(format("connecting the GPUs of group {}", group.info.name));
@@ -182,9 +186,10 @@ class NcclCommunicator::Ending {
     }).detach();
     return ending;
   }
-  void wait(Deadline deadline) {
+  // False when it takes longer.
+  bool wait(Deadline deadline) {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.when(), [this] { return done_; });
+    return changed_.wait_until(lock, deadline.when(), [this] { return done_; });
   }
 
  private:
@@ -196,7 +201,8 @@ class NcclCommunicator::Ending {
 NcclCommunicator::~NcclCommunicator() {
   // The process may be about to end, and NCCL must not be at work then.
   std::shared_ptr<Ending> ending = ending_.load();
-  if (ending != nullptr) ending->wait(Deadline::after_seconds(kEndingSeconds));
+  if (ending != nullptr && !ending->wait(Deadline::after_seconds(kEndingSeconds)))
+    log_warning("NCCL did not end group {} within {} s", info_.name, kEndingSeconds);
   if (comm_ == nullptr || aborted_.load()) return;
   // Of a group in good order everything issued has run: there is nobody left to tell, and nothing to flush.
   (void)ncclCommAbort(comm_);

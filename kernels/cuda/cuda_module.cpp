@@ -18,11 +18,6 @@ Result<std::unique_ptr<OpState>> make_state(device::Backend& backend, const OpSt
   return std::unique_ptr<OpState>(std::move(state));
 }
 
-// Dense weights of the activations' own type, and f8_e4m3 beside 16-bit ones; the loader converts the others.
-bool takes_weight(WeightScheme scheme, DType activation) {
-  return scheme == scheme_of(activation) || (scheme == WeightScheme::kF8E4M3 && activation != DType::kF32);
-}
-
 Status prepare_weight(OpState&, device::Stream&, Weight&) { return ok_status(); }
 
 void allow_early_starts(bool allowed) { early_starts_allowed = allowed; }
@@ -35,7 +30,7 @@ constexpr OpTable kOps{
     .backend = "cuda",
     .make_state = make_state,
     .workspace_bytes = CudaOpState::workspace_bytes,
-    .takes_weight = takes_weight,
+    .takes_weight = takes_weight_cuda,
     .makes_shares = makes_shares_cuda,
     .hands_rows = hands_rows_cuda,
     .takes_codes = takes_codes_cuda,

@@ -31,6 +31,12 @@ struct CudaModule {
   std::optional<StreamedDivision> (*take_last_division)(OpState& state) = nullptr;
 };
 
+// Dense weights of the activations' own type, and f8_e4m3 beside 16-bit ones; the loader converts the others.
+// Here for whoever plans for GPUs without having any.
+inline bool takes_weight_cuda(WeightScheme scheme, DType activation) {
+  return scheme == scheme_of(activation) || (scheme == WeightScheme::kF8E4M3 && activation != DType::kF32);
+}
+
 using CudaModuleEntry = const CudaModule* (*)();
 
 }  // namespace llm_dist::kernels

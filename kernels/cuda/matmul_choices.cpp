@@ -1,12 +1,8 @@
 #include "kernels/cuda/matmul_choices.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 
 #include "src/base/format.h"
@@ -86,10 +82,8 @@ Status MatmulChoices::save() {
   std::filesystem::create_directories(folder_, error);
   // Ranks write at the same time, threads of one process and processes of hosts that share the folder among
   // them: each to a file of its own.
-  std::string part = path_ + ".XXXXXX";
-  const int made = ::mkstemp(part.data());
-  if (made < 0) return unavailable(format("{}: {}", path_, std::strerror(errno)));
-  ::close(made);
+  std::random_device draw;
+  std::string part = format("{}.{}.{}.part", path_, draw(), draw());
   std::ofstream file(part);
   file << kHeader << '\n' << environment_ << '\n';
   for (const auto& [shape, algorithm] : choices_) write_line(file, shape, algorithm);

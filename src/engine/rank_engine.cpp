@@ -113,11 +113,15 @@ RankEngine::RankEngine(const RankEngineParts& parts, const EngineOptions& option
 // Streams refer to each other's events and to everything that this rank owns: all are idle before anything
 // goes.
 RankEngine::~RankEngine() {
-  if (runner_ == nullptr) return;
-  if (runner_->drain(Deadline::after_seconds(kLeaveSeconds)).ok()) return;
+  if (Status status = finish(); !status.ok()) log_warning("leaving: {}", status.to_string());
+}
+
+Status RankEngine::finish() {
+  if (runner_ == nullptr) return ok_status();
+  if (runner_->drain(Deadline::after_seconds(kLeaveSeconds)).ok()) return ok_status();
   abort(aborted("a rank has ended"));
   Status status = runner_->drain(Deadline::after_seconds(kLeaveSeconds));
-  if (status.code() == StatusCode::kDeadlineExceeded) log_warning("leaving: {}", status.to_string());
+  return status.code() == StatusCode::kDeadlineExceeded ? status : ok_status();
 }
 
 Result<std::unique_ptr<RankEngine>> RankEngine::create(const RankEngineParts& parts,

@@ -61,6 +61,10 @@ class RankEngine {
                                                     const EngineOptions& options);
   ~RankEngine();
 
+  // Waits until all that was issued has run; what takes too long is aborted. deadline_exceeded where
+  // something runs even then: the destructor would wait for that.
+  Status finish();
+
   ModelRunner& runner() { return *runner_; }
   // On the stream that steps run on; for measurements between steps.
   const kernels::Ops& ops() const { return *ops_; }

@@ -73,10 +73,11 @@ class Bench(unittest.TestCase):
         self.assertGreater(result["rows"][0]["median_tpot_ms"], 0)
 
     def test_graphs_are_as_large_as_a_stages_share_of_the_sequences(self):
-        result, _ = self.written(
+        result, done = self.written(
             ["bench", "throughput", harness.smollm(), "--pp", 2, "--num-prompts", 8, "--input-len", 16, "--output-len", 8,
              "--max-num-seqs", 7, "--cuda-graph-sizes", "1,2,4,5,7", *SMALL], "--save-result")
         self.assertEqual(result["graph_sizes"], [1, 2, 4])
+        self.assertIn("--cuda-graph-sizes: none above 4", done.stderr)
 
     def test_latency_of_tokens_that_are_drawn(self):
         result, _ = self.written(

@@ -216,6 +216,12 @@ class Refusals(unittest.TestCase):
                 self.assertEqual(ranks, self.planned(*flags, "--max-num-batched-tokens", tokens))
                 self.assertNotEqual(ranks, self.planned(*flags, "--max-num-batched-tokens", 2 * tokens))
 
+    def test_gpus_have_quantized_weights_and_what_is_beside_them_in_16_bits(self):
+        cpu, gpu = (self.planned("--device", device)[0] for device in ("cpu", "cuda"))
+        self.assertAlmostEqual(gpu["weight_bytes"], 2 * 134_515_008, delta=1 << 20)
+        self.assertLess(cpu["weight_bytes"], gpu["weight_bytes"] / 2)
+        self.assertEqual(2 * gpu["kv_bytes_per_token"], cpu["kv_bytes_per_token"])
+
     def test_64_sequences_run_for_each_stage(self):
         for flags, sequences in (([], 64), (["--tp", 3], 64), (["--pp", 3], 192), (["--pp", 3, "--no-async-scheduling"], 64),
                                  (["--pp", 3, "--max-num-batched-tokens", 100], 100)):
@@ -259,6 +265,16 @@ class Refusals(unittest.TestCase):
                 done = self.refused([*command, "--save-result", "/no/such/folder/result.json"], None,
                                     "--save-result /no/such/folder/result.json: ")
                 self.assertNotIn("loading weights", done.stderr)
+
+    def test_flags_that_contradict_each_other_or_leave_no_room(self):
+        for flags, *words in ((["--max-num-batched-tokens", 32, "--max-num-seqs", 33], "32 is below --max-num-seqs 33"),
+                              (["--no-enable-chunked-prefill", "--max-model-len", 512, "--max-num-batched-tokens", 500],
+                               "500 is below --max-model-len 512", "--no-enable-chunked-prefill"),
+                              (["--max-model-len", 1], "--max-model-len 1"),
+                              (["--max-model-len", 8193], "--max-model-len 8193 exceeds the model's 8192 positions")):
+            with self.subTest(flags=flags):
+                self.refused(["plan", harness.smollm(), *flags], None, *words)
+                self.refused(["generate", harness.smollm(), "--prompt", "x", *flags], 2, *words)
 
     def test_a_world_of_another_size_than_the_layout(self):
         done = self.refused(["generate", harness.smollm(), "--prompt", "x", "--tp", 3, "--pp", 1], 2, "but 2 were started", "mpirun -np 3")
