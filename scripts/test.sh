@@ -50,7 +50,7 @@ ctest --test-dir build/asan --output-on-failure --timeout 900 -j 1 -LE "$left_ou
 # Ten thousand seeds: without a sanitizer, on every core.
 LLM_DIST_FULL=1 ctest --test-dir build/release --output-on-failure --no-tests=error -R '^cluster_simulation_test$' || status=1
 if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
-  ctest --test-dir build/release --output-on-failure --timeout 900 -j 1 -L gpu || status=1
+  scripts/gpu_tests.sh || status=1
   tiers+=", gpu"
 else
   not_run+="gpu (no NVIDIA GPU here), "
