@@ -90,6 +90,7 @@ class MessageWorld : public World, private NoticeReader {
   GroupRegistry groups_;
   std::shared_ptr<FirstError> world_error_;
   std::mutex channel_mutex_;  // channel_ and next_id_
+  std::mutex notices_mutex_;  // of those who read notices
   std::unique_ptr<MessageChannel> channel_;
   int next_id_ = 1;
 };
@@ -239,7 +240,10 @@ void MessageWorld::tell(std::span<const int> world_ranks, int32_t id, const Stat
     if (r != info_.rank) transport_->post_notice(r, std::as_bytes(std::span(notice)));
 }
 
+// Of two threads that look at once, the second goes on when what the first has found is known: its own
+// message may have ended with the connection that the notice came by.
 void MessageWorld::read_notices() {
+  std::lock_guard lock(notices_mutex_);
   for (std::string notice = transport_->take_notice(); !notice.empty(); notice = transport_->take_notice()) {
     NoticeHeader header;
     if (notice.size() < sizeof header) continue;
