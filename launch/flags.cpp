@@ -248,7 +248,7 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   add_log_flag(app, flags);
   app.add_option("--trace-file",
                  flags.trace_file,
-                 "At the end, print how busy each rank was and write with which step when, for "
+                 "At the end, print how busy each rank was, and write when it was and with which step, for "
                  "chrome://tracing");
   app.add_option("--profile",
                  flags.profile_file,

@@ -15,9 +15,9 @@
 // piece n - kMessageSlots + 1, which needs no later piece.
 //
 // A receiver's stream waits until the sender has begun (message_gates.h); then both kernels move a message at
-// the same time. A sender that waits for room may wait for long all the same,
-// beside kernels of a step where it has a stream of its own, and so may a receiver in a graph. So they have
-// few blocks, no shared memory, and do not let the kernel behind start early, which would only take room.
+// the same time. A sender that waits for room may wait for long all the same, beside kernels of a step where
+// it has a stream of its own, and so may a receiver in a graph. So they have few blocks, no shared memory,
+// and do not let the kernel behind start early, which would only take room.
 #include <algorithm>
 
 #include "comm/p2p/messages.h"
