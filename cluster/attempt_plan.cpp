@@ -115,6 +115,7 @@ Result<LaunchRequest> plan_attempt(const Job& job,
                            {"LLM_DIST_REGISTER_URL", places.url + "/v1/replicas"},
                            {"LLM_DIST_REGISTER_AS", format("{} {}", job_name(job.id), attempt)},
                            {"LLM_DIST_REGISTER_SECRET", secrets.registration(job.id, attempt)}};
+    if (!places.ca_file.empty()) request.environment.emplace_back("LLM_DIST_REGISTER_CA", places.ca_file);
   }
   arguments.insert(arguments.end(), {"--tp", std::to_string(spec.tp), "--pp", std::to_string(spec.pp)});
   add_defaults(arguments, model.arguments);

@@ -34,6 +34,7 @@ struct AttemptPlaces {
   std::string store_path;  // names this coordinator among those of the machine
   std::string folder;      // of all attempts
   std::string url;         // of this coordinator
+  std::string ca_file{};   // certificate that it shows; empty without TLS
 };
 
 std::string attempt_mark(const AttemptPlaces& places, JobId job, int64_t attempt);

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <mutex>
 #include <thread>
 
@@ -146,6 +147,10 @@ class Coordinator::Impl {
   Status prepare_files();
   http::Admission admit(const http::Request& head) const;
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
+  // Absolute: replicas work in folders of their own.
+  std::string certificate_file() const {
+    return options_.ssl_certfile.empty() ? "" : std::filesystem::absolute(options_.ssl_certfile).string();
+  }
 
   const CoordinatorOptions options_;
   Access access_;
@@ -290,7 +295,8 @@ void Coordinator::Impl::take_care() {
                                    .catalogue = catalogue_,
                                    .places = {.store_path = options_.store_path,
                                               .folder = attempts_folder(),
-                                              .url = server_->url()},
+                                              .url = server_->url(),
+                                              .ca_file = certificate_file()},
                                    .secrets = secrets_,
                                    .options = {.drain_seconds = options_.drain_seconds}},
                     .batches = {.store = *store_,

@@ -72,8 +72,16 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 // Only what a program needs to run: nothing of a batch system's or an MPI's that the coordinator was started
 // under.
 std::vector<std::string> clean_environment(const LaunchRequest& request) {
-  constexpr const char* kKept[] = {
-      "PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"};
+  constexpr const char* kKept[] = {"PATH",
+                                   "HOME",
+                                   "USER",
+                                   "LANG",
+                                   "TZ",
+                                   "TMPDIR",
+                                   "LD_LIBRARY_PATH",
+                                   "CUDA_VISIBLE_DEVICES",
+                                   "SSL_CERT_FILE",
+                                   "SSL_CERT_DIR"};
   std::vector<std::string> environment;
   for (const char* name : kKept) {
     if (const char* value = std::getenv(name)) environment.push_back(format("{}={}", name, value));

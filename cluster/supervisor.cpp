@@ -29,6 +29,10 @@ bool holds_slots(const Job& job) {
 bool is_failure(std::string_view why) { return why != kLost && why != kSuspendedWhy; }
 bool is_failure(const Attempt& attempt) { return is_failure(attempt.reason); }
 
+Candidate candidate_of(const Job& job) {
+  return {job.project, read_job_spec(job.spec).num_ranks(), job.replica_of != 0};
+}
+
 }  // namespace
 
 int64_t backoff_us(const SupervisorOptions& options, JobId job, int num_failures) {
@@ -222,7 +226,7 @@ Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::s
 }
 
 // The newest attempts in a row that did not live long, and in which no item of a batch was settled; one that
-// has not ended yet ends now.
+// has not ended yet ends now. What never registered did not live, however long it took to die.
 int Supervisor::quick_failures(const Job& job, const std::vector<Attempt>& attempts) const {
   int64_t progress = 0;
   if (job.kind == JobKind::kBatchInference || job.replica_of != 0) {
@@ -233,7 +237,7 @@ int Supervisor::quick_failures(const Job& job, const std::vector<Attempt>& attem
   for (auto attempt = attempts.rbegin(); attempt != attempts.rend(); ++attempt) {
     if (attempt->number <= progress) break;
     int64_t ended = attempt->ended_us == 0 ? parts_.now_us() : attempt->ended_us;
-    if (ended - attempt->started_us >= parts_.options.stable_us) break;
+    if (!attempt->endpoint.empty() && ended - attempt->started_us >= parts_.options.stable_us) break;
     if (is_failure(*attempt)) ++count;
   }
   return count;
@@ -270,8 +274,10 @@ Status Supervisor::start_recovering(const Job& job, Queue& queue) {
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
   int64_t due = attempts.back().ended_us +
                 backoff_us(parts_.options, job.id, std::max(1, quick_failures(job, attempts)));
-  if (parts_.now_us() < due) return ok_status();
-  return start_if_room(job, queue).status();
+  if (parts_.now_us() >= due) return start_if_room(job, queue).status();
+  // Meanwhile its slots stay its own: a measurement of hours would keep a replica from coming back.
+  queue.next(candidate_of(job), parts_.catalogue.quota(job.project));
+  return ok_status();
 }
 
 Status Supervisor::start_waiting(Queue& queue) {
@@ -293,18 +299,18 @@ Status Supervisor::start_waiting(Queue& queue) {
 
 // False: it has to wait.
 Result<bool> Supervisor::start_if_room(const Job& job, Queue& queue) {
-  int ranks = read_job_spec(job.spec).num_ranks();
-  ProjectQuota quota = parts_.catalogue.quota(job.project);
-  switch (queue.next({job.project, ranks, job.replica_of != 0}, quota)) {
+  switch (queue.next(candidate_of(job), parts_.catalogue.quota(job.project))) {
     case Verdict::kStart: RETURN_IF_ERROR(start(job)); return true;
     case Verdict::kNever: break;
     default: return false;
   }
-  int slots = parts_.launcher.num_slots();
-  std::string message =
-      ranks > slots
-          ? format("{} ranks, and there are {} slots", ranks, slots)
-          : format("{} ranks, and project '{}' may have {} slots", ranks, job.project, quota.max_slots);
+  const int ranks = candidate_of(job).ranks;
+  const int slots = parts_.launcher.num_slots();
+  std::string message = ranks > slots ? format("{} ranks, and there are {} slots", ranks, slots)
+                                      : format("{} ranks, and project '{}' may have {} slots",
+                                               ranks,
+                                               job.project,
+                                               parts_.catalogue.quota(job.project).max_slots);
   RETURN_IF_ERROR(write({.job = job.id,
                          .expected_version = job.version,
                          .to = kFailed,

@@ -21,7 +21,7 @@ namespace llm_dist::cluster {
 struct SupervisorOptions {
   int max_attempts = 3;             // of a bench
   int max_quick_failures = 8;       // of a replica in a row, each before `stable_us`
-  int64_t stable_us = 300'000'000;  // what lived longer starts counting anew
+  int64_t stable_us = 300'000'000;  // what registered and lived longer starts counting anew
   int64_t backoff_us = 1'000'000;   // before the second attempt; doubles
   int64_t max_backoff_us = 60'000'000;
   int64_t start_timeout_us = 1'800'000'000;  // from launch to registration

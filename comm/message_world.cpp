@@ -9,6 +9,7 @@
 #include "comm/message_communicator.h"
 #include "comm/message_wait.h"
 #include "comm/self_communicator.h"
+#include "src/base/fnv1a.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -29,13 +30,10 @@ struct NoticeHeader {
 };
 constexpr int32_t kWholeWorld = 0;
 
-// FNV-1a.
 uint64_t fingerprint_of(const std::string& name, std::span<const int> world_ranks) {
   std::string text = name;
   for (int rank : world_ranks) text += format(",{}", rank);
-  uint64_t hash = 14695981039346656037u;
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
+  return fnv1a(text);
 }
 
 std::string serialize(const HostInfo& host) {

@@ -9,13 +9,19 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "src/text/utf8_stream.h"
+
 namespace llm_dist::launch {
 
 std::string typed_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string command{std::istreambuf_iterator<char>(file), {}};
   std::replace(command.begin(), command.end(), '\0', ' ');
-  return command.substr(0, command.find_last_not_of(' ') + 1);
+  std::string text;  // a path may be in any encoding, JSON is in UTF-8
+  text::Utf8Stream utf8;
+  utf8.push(std::string_view(command).substr(0, command.find_last_not_of(' ') + 1), text);
+  utf8.flush(text);
+  return text;
 }
 
 std::string run_environment(RankProcess& process) {
@@ -30,7 +36,7 @@ std::string run_environment(RankProcess& process) {
                          {"threads_per_rank", options.threads},
                          {"activations", std::string(to_string(options.dtype))},
                          {"command", typed_command()}};
-  return json.dump();
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Status save_result(const std::string& path, const std::string& json) {
@@ -48,7 +54,7 @@ std::string run_environment(RankProcess& process, const DrawFlags& draw) {
   json["temperature"] = draw.temperature;
   json["top_p"] = draw.top_p;
   json["top_k"] = draw.top_k;
-  return json.dump();
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 void add_result_flag(CLI::App& app, std::string& result_file) {

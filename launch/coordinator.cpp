@@ -1,6 +1,8 @@
 // `llm-dist coordinator`: jobs over an API, replicas that are looked after.
 #include "cluster/coordinator.h"
 
+#include <sys/stat.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -30,13 +32,15 @@ void reread_catalogue(cluster::Coordinator& coordinator, const std::string& file
 }
 
 Status serve(CoordinatorFlags& flags) {
+  // The store holds what was asked and answered, and so may what jobs leave behind.
+  umask(S_IRWXG | S_IRWXO);
   cluster::Coordinator* started = nullptr;
   // Before any thread is started, so that every thread inherits its mask.
   ShutdownSignal signal([&] { reread_catalogue(*started, flags.options.catalogue_file); });
   ASSIGN_OR_RETURN(flags.options.api_keys, cluster::accepted_access_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
   flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
-  EndpointFile endpoint(flags.endpoint_file);
+  EndpointFile endpoint(flags.endpoint_file, signal);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
   started = coordinator.get();
   RETURN_IF_ERROR(endpoint.write(coordinator->url()));

@@ -32,7 +32,7 @@ Result<const kernels::CudaModule*> open_cuda_module() {
   return module;
 }
 
-Result<RankDevice> choose_gpu(const comm::World& world) {
+Result<RankDevice> choose_gpu(const EngineFlags& flags, const comm::World& world) {
   ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
   int visible = module->visible_devices();
   if (visible == 0) return failed_precondition("no GPU is visible to this process (is there a driver?)");
@@ -52,6 +52,11 @@ Result<RankDevice> choose_gpu(const comm::World& world) {
   device.read_bandwidth = [module](device::Backend& backend, int, int64_t) {
     return module->read_bandwidth(backend);
   };
+  device.custom_all_reduce = !flags.parallel.disable_custom_all_reduce;
+  device.custom_hand_off = !flags.parallel.disable_custom_hand_off;
+  device.stream_waits = !flags.parallel.disable_stream_waits;
+  device.early_starts = !flags.scheduler.disable_pdl;
+  if (!device.early_starts) module->allow_early_starts(false);
   return device;
 }
 
@@ -62,9 +67,10 @@ Result<int> visible_gpus() {
   return module->visible_devices();
 }
 
-Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads) {
+Result<RankDevice> choose_device(const EngineFlags& flags, const comm::World& world, int cpu_threads) {
+  const std::string& wanted = flags.model.device;
   if (wanted != "cpu") {
-    Result<RankDevice> gpu = choose_gpu(world);
+    Result<RankDevice> gpu = choose_gpu(flags, world);
     if (gpu.ok() || wanted == "cuda") return gpu;
     log_debug("running on the CPU: {}", gpu.status().message());
   }
@@ -75,14 +81,6 @@ Result<RankDevice> choose_device(const std::string& wanted, const comm::World& w
   };
   cpu.backend = device::make_cpu_backend({.threads = cpu_threads});
   return cpu;
-}
-
-Status disable_early_starts(RankDevice& device) {
-  if (device.device.type != DeviceType::kCuda) return ok_status();
-  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
-  module->allow_early_starts(false);
-  device.early_starts = false;
-  return ok_status();
 }
 
 Status refuse_shared_devices(comm::World& world, const RankDevice& mine) {

@@ -26,13 +26,10 @@ struct RankDevice {
   bool stream_waits = true;  // for hand-offs, and no kernel's
 };
 
-// `wanted`: "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes the
-// visible GPU with its local rank's number; where the launcher shows each rank one GPU of its own, that one.
-// `cpu_threads`: of the CPU's ops. failed_precondition when there is no GPU for this rank.
-Result<RankDevice> choose_device(const std::string& wanted, const comm::World& world, int cpu_threads);
-
-// Kernels on `device` start when those in front of them have ended.
-Status disable_early_starts(RankDevice& device);
+// --device is "cpu", "cuda" or "auto" (a GPU where the CUDA module opens and one is visible). A rank takes
+// the visible GPU with its local rank's number; where the launcher shows each rank one GPU of its own, that
+// one. `cpu_threads`: of the CPU's ops. failed_precondition when there is no GPU for this rank.
+Result<RankDevice> choose_device(const EngineFlags& flags, const comm::World& world, int cpu_threads);
 
 // How many GPUs this process sees; an error says why it cannot look.
 Result<int> visible_gpus();

@@ -141,7 +141,7 @@ Result<Measured> measure(const DoctorFlags& flags, RankProcess& process) {
   if (process.size() == 1) return measured;
   RETURN_IF_ERROR(measure_barrier(process.world(), measured));
   RETURN_IF_ERROR(measure_clocks(process.world(), measured));
-  auto device = choose_device(flags.engine.model.device, process.world(), 1);
+  auto device = choose_device(flags.engine, process.world(), 1);
   if (!device.ok()) {
     measured.all_reduce_error = device.status().message();
     return measured;

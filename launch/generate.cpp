@@ -11,6 +11,7 @@
 #include "launch/rank_process.h"
 #include "launch/sampling_flags.h"
 #include "launch/text_model.h"
+#include "src/base/log.h"
 #include "src/text/detokenizer.h"
 
 namespace llm_dist::launch {
@@ -29,6 +30,7 @@ Result<std::string> prompt_text(const GenerateFlags& flags, const TextModel& tex
   std::string prompt = flags.prompt;
   if (prompt.empty() || prompt == "-") prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   if (!flags.chat) return prompt;
+  if (!text::is_valid_utf8(prompt)) return invalid_argument("the prompt is not UTF-8");
   if (!text.chat_template) return invalid_argument("the model has no chat template: leave out --chat");
   nlohmann::json messages = nlohmann::json::array({{{"role", "user"}, {"content", prompt}}});
   return text.chat_template->render(messages.dump());
@@ -52,6 +54,13 @@ Status generate(const GenerateFlags& flags, RankProcess& process) {
   request.sampling = sampling_of(flags, process);
   request.arrival = Clock::now();
   size_t prompt_tokens = request.prompt.size();
+  const int64_t room = process.engine().options().max_model_len - static_cast<int64_t>(prompt_tokens);
+  if (request.sampling.max_tokens > room && room > 0)
+    log_warning("--max-tokens {}: behind a prompt of {} tokens --max-model-len {} leaves room for {}",
+                request.sampling.max_tokens,
+                prompt_tokens,
+                process.engine().options().max_model_len,
+                room);
 
   text::Detokenizer detokenizer(*text.tokenizer, true);
   auto print = [](const std::string& piece) {

@@ -180,11 +180,14 @@ struct SubmitFlags {
   bool wait = false;
 };
 
+// Words of the command line may be in any encoding.
+std::string in_utf8(const json& body) { return body.dump(-1, ' ', false, json::error_handler_t::replace); }
+
 // The key makes it one job, however often it is asked for.
 Result<json> submit(const SubmitFlags& flags) {
   std::string key = flags.key.empty() ? http::random_hex(kKeyBytes) : flags.key;
   return parsed(
-      ask_patiently(flags.connection, "POST", "/v1/jobs", flags.body.dump(), {{"Idempotency-Key", key}}));
+      ask_patiently(flags.connection, "POST", "/v1/jobs", in_utf8(flags.body), {{"Idempotency-Key", key}}));
 }
 
 Status run_submit(const SubmitFlags& flags) {
@@ -309,7 +312,7 @@ RunCommand add_submit(CLI::App& program) {
   add_number(*app, "--output-len", "output_len", raw, "bench: generated tokens");
   app->add_option("--idempotency-key", flags->key, "The same key again is the same job (default: a new one)");
   app->add_flag("--wait", flags->wait, "Until it has ended; 0 only if it succeeded");
-  app->footer("Example: llm-dist submit bench smollm2 --bench latency --batch 1,8 --wait");
+  app->footer("Example:\n  llm-dist submit bench smollm2 --bench latency --batch 1,8 --wait");
   return [flags] { return report(run_submit(*flags)); };
 }
 
@@ -324,6 +327,7 @@ RunCommand add_jobs(CLI::App& program) {
       ->capture_default_str()
       ->excludes(id);
   app->add_flag("--json", flags->as_json, "As the API gives them");
+  app->footer("Examples:\n  llm-dist jobs --state QUEUED,RUNNING\n  llm-dist jobs job-7");
   return [flags] { return report(run_jobs(*flags)); };
 }
 
@@ -335,6 +339,7 @@ RunCommand add_logs(CLI::App& program) {
   app->add_option("--attempt", flags->attempt, "Which launch (default: the last)")
       ->check(CLI::PositiveNumber);
   app->add_flag("--follow,-f", flags->follow, "Until the job ends");
+  app->footer("Example:\n  llm-dist logs job-7 --follow");
   return [flags] { return report(run_logs(*flags)); };
 }
 
@@ -344,6 +349,7 @@ RunCommand add_cancel(CLI::App& program) {
   CLI::App* app = program.add_subcommand("cancel", "End jobs");
   add_connection(*app, *connection);
   app->add_option("jobs", *ids, "job-N…")->required();
+  app->footer("Example:\n  llm-dist cancel job-7 job-8");
   return [connection, ids] { return report(run_cancel(*connection, *ids)); };
 }
 
@@ -353,6 +359,7 @@ RunCommand add_top(CLI::App& program) {
   CLI::App* app = program.add_subcommand("top", "Watch the jobs that have not ended");
   add_connection(*app, *connection);
   app->add_flag("--once", *once, "Print them once");
+  app->footer("Example:\n  llm-dist top");
   return [connection, once] { return report(run_top(*connection, *once)); };
 }
 

@@ -12,6 +12,7 @@
 #include "launch/config_file.h"
 #include "launch/flag_errors.h"
 #include "launch/shell_help.h"
+#include "launch/thread_waits.h"
 #include "src/base/log_format.h"
 
 namespace {
@@ -46,6 +47,7 @@ int after_the_leader(int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  llm_dist::launch::bound_thread_waits(argv);
   CLI::App program{
       "Distributed inference of large language models: ranks started by mpirun or Slurm share one model."};
   program.name("llm-dist");

@@ -19,8 +19,8 @@ namespace llm_dist::launch {
 namespace {
 
 constexpr int kUsageExitCode = 1;
-// The ranks end each other within this; who is left then has not met the others yet.
-constexpr auto kFarewell = std::chrono::seconds(12);
+// The ranks end each other within this; who is left then has not met the others yet, or stands still.
+constexpr auto kFarewell = std::chrono::seconds(3);
 constexpr long kPollNanoseconds = 100'000'000;
 // Signals that whoever started this process sends, for its ranks.
 constexpr int kForwarded[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};

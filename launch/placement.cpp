@@ -8,12 +8,29 @@
 #include <thread>
 #include <vector>
 
+#include "src/device/cpu/cgroup.h"
 #include "src/device/cpu/cpu_backend.h"
 
 namespace llm_dist::launch {
 namespace {
 
 bool is_bound() { return allowed_cpus().size() < std::max(1u, std::thread::hardware_concurrency()); }
+
+double read_or_0(std::ifstream file) {
+  double value = 0;
+  return file >> value ? value : 0;
+}
+
+// v2: quota and period in one file, and the quota may be "max". v1: a file each, and the quota may be -1.
+double quota_of(const std::string& folder) {
+  std::ifstream both(folder + "/cpu.max");
+  double quota = 0, period = 0;
+  if (!(both >> quota >> period)) {
+    quota = read_or_0(std::ifstream(folder + "/cpu.cfs_quota_us"));
+    period = read_or_0(std::ifstream(folder + "/cpu.cfs_period_us"));
+  }
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
 
 }  // namespace
 
@@ -28,12 +45,15 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
-double quota_cpus() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
-  return std::stod(quota) / period;
+double quota_cpus(const std::string& root) {
+  double smallest = 0;
+  for (const char* controller : {"", "cpu"}) {
+    for (const std::string& folder : device::cgroup_folders(controller, root)) {
+      const double quota = quota_of(folder);
+      if (quota > 0 && (smallest == 0 || quota < smallest)) smallest = quota;
+    }
+  }
+  return smallest;
 }
 
 int threads_per_rank(int local_size) {

@@ -1,6 +1,7 @@
 // Placement: which part of a host a rank may use.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "comm/world.h"
@@ -11,8 +12,9 @@ namespace llm_dist::launch {
 // CPUs that this process may run on.
 std::vector<int> allowed_cpus();
 
-// CPUs' worth of time that the cgroup grants; 0: no limit.
-double quota_cpus();
+// CPUs' worth of time that the smallest quota among this process's cgroups (v1 or v2) grants; 0: no limit.
+// `root`: the folder that holds proc and sys, for tests.
+double quota_cpus(const std::string& root = "");
 
 // CPU threads for one of `local_size` ranks: the CPUs it is bound to, shared with the ranks that are bound to
 // the same ones, and no more than the cgroup's quota. At least 1.

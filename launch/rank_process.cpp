@@ -136,11 +136,7 @@ Status RankProcess::find_device(const EngineFlags& flags) {
     RETURN_IF_ERROR(check_writable("--profile", flags.profile_file));
     RETURN_IF_ERROR(check_writable("--save-result", flags.result_file));
   }
-  ASSIGN_OR_RETURN(device_, choose_device(flags.model.device, *world_, resources_.threads));
-  device_.custom_all_reduce = !flags.parallel.disable_custom_all_reduce;
-  device_.custom_hand_off = !flags.parallel.disable_custom_hand_off;
-  device_.stream_waits = !flags.parallel.disable_stream_waits;
-  if (flags.scheduler.disable_pdl) RETURN_IF_ERROR(disable_early_starts(device_));
+  ASSIGN_OR_RETURN(device_, choose_device(flags, *world_, resources_.threads));
   return add_device_resources(device_, resources_);
 }
 

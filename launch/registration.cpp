@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "src/base/log.h"
 #include "src/http/client.h"
@@ -20,8 +21,11 @@ std::string environment(const char* name) {
 
 }  // namespace
 
-Registration::Registration(std::string url, std::string body)
-    : url_(std::move(url)), body_(std::move(body)), thread_([this] { run(); }) {}
+Registration::Registration(std::string url, std::string body, std::string ca_file)
+    : url_(std::move(url)),
+      body_(std::move(body)),
+      ca_file_(std::move(ca_file)),
+      thread_([this] { run(); }) {}
 
 Registration::~Registration() {
   {
@@ -39,12 +43,20 @@ void Registration::run() {
   }
 }
 
-bool Registration::post() const {
+bool Registration::post() {
   auto answer = http::request(
       {.method = "POST", .url = url_, .headers = {{"Content-Type", "application/json"}}, .body = body_},
-      Deadline::after(kPatience));
+      Deadline::after(kPatience),
+      {.tls_ca_file = ca_file_});
   if (!answer.ok()) {
-    log_debug("the coordinator is not there: {}", answer.status().message());
+    // One that is away comes back; who is not trusted may never be.
+    if (answer.status().code() == StatusCode::kUnavailable ||
+        answer.status().code() == StatusCode::kDeadlineExceeded) {
+      log_debug("the coordinator is not there: {}", answer.status().message());
+    } else if (!std::exchange(told_, true)) {
+      log_error(
+          "cannot register with the coordinator at {}, and tries again: {}", url_, answer.status().message());
+    }
     return false;
   }
   int status = answer.value().status;
@@ -66,7 +78,7 @@ std::unique_ptr<Registration> register_with_coordinator(const std::string& endpo
                          {"attempt", attempt},
                          {"secret", environment("LLM_DIST_REGISTER_SECRET")},
                          {"endpoint", endpoint}};
-  return std::make_unique<Registration>(url, body.dump());
+  return std::make_unique<Registration>(url, body.dump(), environment("LLM_DIST_REGISTER_CA"));
 }
 
 }  // namespace llm_dist::launch

@@ -13,7 +13,8 @@ namespace llm_dist::launch {
 // while.
 class Registration {
  public:
-  Registration(std::string url, std::string body);
+  // `ca_file`: the certificate that the coordinator shows; empty: one that the system trusts.
+  Registration(std::string url, std::string body, std::string ca_file);
   ~Registration();
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
@@ -21,17 +22,20 @@ class Registration {
  private:
   void run();
   // True: answered for good.
-  bool post() const;
+  bool post();
 
   const std::string url_;
   const std::string body_;
+  const std::string ca_file_;
+  bool told_ = false;
   std::mutex mutex_;
   std::condition_variable stop_;
   bool stopping_ = false;
   std::thread thread_;
 };
 
-// By the variables LLM_DIST_REGISTER_URL, _AS ("job-7 2") and _SECRET; null when no coordinator set them.
+// By the variables LLM_DIST_REGISTER_URL, _AS ("job-7 2"), _SECRET and, with TLS, _CA; null when no
+// coordinator set them.
 std::unique_ptr<Registration> register_with_coordinator(const std::string& endpoint);
 
 }  // namespace llm_dist::launch

@@ -18,7 +18,7 @@ std::string RemoteChat::request_body(const std::string& messages_json) const {
                          {"seed", options_.seed}};
   if (options_.top_k > 0) body["top_k"] = options_.top_k;
   if (options_.max_tokens) body["max_tokens"] = *options_.max_tokens;
-  return body.dump();
+  return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 Status RemoteChat::answer(const std::string& messages_json, const OnText& on_text, const Stopped& stopped) {

@@ -89,25 +89,34 @@ Status serve_requests(const ServeFlags& flags,
 Result<std::unique_ptr<server::ApiServer>> listen(ServeFlags& flags, EndpointFile& endpoint) {
   RETURN_IF_ERROR(collect_keys(flags));
   ASSIGN_OR_RETURN(std::unique_ptr<server::ApiServer> api, server::ApiServer::start(flags.server));
-  RETURN_IF_ERROR(endpoint.write(api->url()));
+  RETURN_IF_ERROR(endpoint.write(api->url(), flags.server.uds_path));
   return api;
 }
 
-Status lead(ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
-  EndpointFile endpoint(flags.endpoint_file);
-  auto listening = listen(flags, endpoint);
-  RETURN_IF_ERROR(process.agree(listening.status()));
-  std::unique_ptr<server::ApiServer> api = std::move(listening).value();
-  log_info("listening at {}; loading {}", api->url(), flags.engine.model.model);
-  api->set_on_drain([&] { signal.raise("POST /admin/drain"); });
-  api->set_on_hung([&](const Status& cause) { process.give_up_from(cause); });
+Status load_and_serve(const ServeFlags& flags,
+                      RankProcess& process,
+                      server::ApiServer& api,
+                      EndpointFile& endpoint,
+                      ShutdownSignal& signal) {
+  log_info("listening at {}; loading {}", api.url(), flags.engine.model.model);
+  api.set_on_drain([&] { signal.raise("POST /admin/drain"); });
+  api.set_on_hung([&](const Status& cause) { process.give_up_from(cause); });
   process.set_on_failure([&](const Status& cause) {
-    api->fail(cause);
-    Status closed = api->shutdown(Deadline::after_seconds(0.5));
+    endpoint.remove();
+    api.fail(cause);
+    Status closed = api.shutdown(Deadline::after_seconds(0.5));
     if (!closed.ok()) log_debug("{}", closed.message());
   });
-  Status status = process.load_with_text(flags.engine);
-  if (status.ok()) status = serve_requests(flags, process, *api, signal);
+  RETURN_IF_ERROR(process.load_with_text(flags.engine));
+  return serve_requests(flags, process, api, signal);
+}
+
+Status lead(ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
+  EndpointFile endpoint(flags.endpoint_file, signal);
+  process.set_on_failure([&](const Status&) { endpoint.remove(); });
+  auto listening = listen(flags, endpoint);
+  Status status = process.agree(listening.status());
+  if (status.ok()) status = load_and_serve(flags, process, **listening, endpoint, signal);
   process.set_on_failure({});
   return status;
 }

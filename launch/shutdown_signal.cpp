@@ -45,7 +45,10 @@ void ShutdownSignal::listen() {
     }
     bool asked_before = !reason_.empty();
     if (asked_before && Clock::now() < signalled_at_ + kSameSignal) continue;
-    if (!waiting_ || asked_before) _exit(kSignalExitBase + number);
+    if (!waiting_ || asked_before) {
+      if (on_exit_) on_exit_();
+      _exit(kSignalExitBase + number);
+    }
     signalled_at_ = Clock::now();
     reason_ = std::string("SIG") + sigabbrev_np(number);
     changed_.notify_all();
@@ -69,6 +72,11 @@ bool ShutdownSignal::is_raised() {
   std::lock_guard lock(mutex_);
   waiting_ = true;
   return !reason_.empty();
+}
+
+void ShutdownSignal::set_on_exit(std::function<void()> callback) {
+  std::lock_guard lock(mutex_);
+  on_exit_ = std::move(callback);
 }
 
 void ShutdownSignal::ignore() {

@@ -31,6 +31,8 @@ class ShutdownSignal {
   std::string wait();
   // The same for who does not wait: from the first call on a signal is kept until it is asked for.
   bool is_raised();
+  // Called before a signal ends the process at once. Returns once no earlier callback is running.
+  void set_on_exit(std::function<void()> callback);
   void ignore();
   void raise(const std::string& reason);
 
@@ -41,6 +43,7 @@ class ShutdownSignal {
   sigset_t signals_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::function<void()> on_exit_;
   bool waiting_ = false;
   bool ignoring_ = false;
   bool stopping_ = false;

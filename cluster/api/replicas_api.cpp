@@ -9,12 +9,7 @@
 namespace llm_dist::cluster {
 namespace {
 
-struct Enrolment {
-  JobId job = 0;
-  int64_t attempt = 0;
-  std::string secret;
-  std::string endpoint;
-};
+constexpr int kMaxRaces = 8;
 
 Result<Enrolment> parse_enrolment(const std::string& text) {
   nlohmann::json body = nlohmann::json::parse(text, nullptr, false);
@@ -40,21 +35,27 @@ void ReplicasApi::add_routes(http::Router& router) {
 void ReplicasApi::enrol(const http::Request& request, const WriterPtr& writer) {
   Result<Enrolment> parsed = parse_enrolment(request.body);
   if (!parsed.ok()) return void(writer->send(error_reply(parsed.status())));
-  const Enrolment& enrolment = parsed.value();
+  for (int race = 0; race < kMaxRaces; ++race) {
+    if (auto answer = try_to_enrol(parsed.value())) return void(writer->send(std::move(*answer)));
+  }
+  writer->send(error_reply(unavailable("the job changes too fast: try again")));
+}
+
+// None: the job has changed meanwhile, and may take the replica all the same.
+std::optional<http::Response> ReplicasApi::try_to_enrol(const Enrolment& enrolment) {
   Result<Job> job = parts_.store.job(enrolment.job);
   Result<std::vector<Attempt>> attempts = parts_.store.attempts(enrolment.job);
   // Whoever lacks the secret learns nothing else.
   ApiError refused{.status = 403, .message = "no such attempt, or not its secret", .code = "bad_secret"};
-  if (!job.ok() || !attempts.ok() || attempts.value().empty())
-    return void(writer->send(error_reply(refused)));
+  if (!job.ok() || !attempts.ok() || attempts.value().empty()) return error_reply(refused);
   const Attempt& attempt = attempts.value().back();
   bool proved = http::secure_equal(http::sha256_hex(enrolment.secret), attempt.secret_hash);
-  if (attempt.number != enrolment.attempt || !proved) return void(writer->send(error_reply(refused)));
-  if (attempt.endpoint == enrolment.endpoint) return void(writer->send({.body = R"({"registered":true})"}));
+  if (attempt.number != enrolment.attempt || !proved) return error_reply(refused);
+  const http::Response registered{.body = R"({"registered":true})"};
+  if (attempt.endpoint == enrolment.endpoint) return registered;
   if (!attempt.endpoint.empty() || attempt.state != AttemptState::kStarting ||
       job.value().state != JobState::kStarting) {
-    return void(
-        writer->send(error_reply(failed_precondition("the attempt has registered already, or is over"))));
+    return error_reply(failed_precondition("the attempt has registered already, or is over"));
   }
   Outcome outcome = parts_.commit.commit(
       parts_.now_us(),
@@ -66,8 +67,9 @@ void ReplicasApi::enrol(const http::Request& request, const WriterPtr& writer) {
           .intent = job.value().intent,
           .reason = "registered",
           .attempt_change = AttemptChange{.state = AttemptState::kRunning, .endpoint = enrolment.endpoint}});
-  writer->send(outcome.ok() ? http::Response{.body = R"({"registered":true})"}
-                            : error_reply(outcome.status()));
+  if (outcome.ok()) return registered;
+  if (outcome.status().code() == StatusCode::kFailedPrecondition) return std::nullopt;
+  return error_reply(outcome.status());
 }
 
 }  // namespace llm_dist::cluster

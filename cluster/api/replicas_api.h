@@ -1,6 +1,9 @@
 // POST /v1/replicas: a replica says where it serves, proved by the secret that its attempt was started with.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "cluster/api/event_feed.h"
 #include "cluster/api/workers.h"
 #include "cluster/clock.h"
@@ -8,6 +11,14 @@
 #include "src/http/router.h"
 
 namespace llm_dist::cluster {
+
+// What a replica says: for this attempt, whose secret it knows, it serves there.
+struct Enrolment {
+  JobId job = 0;
+  int64_t attempt = 0;
+  std::string secret;
+  std::string endpoint;
+};
 
 class ReplicasApi {
  public:
@@ -22,6 +33,8 @@ class ReplicasApi {
 
  private:
   void enrol(const http::Request& request, const WriterPtr& writer);
+  std::optional<http::Response> try_to_enrol(const Enrolment& enrolment);
+
   Parts parts_;
 };
 

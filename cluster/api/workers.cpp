@@ -1,6 +1,9 @@
 #include "cluster/api/workers.h"
 
+#include <exception>
+
 #include "cluster/api/api_reply.h"
+#include "src/base/log.h"
 
 namespace llm_dist::cluster {
 
@@ -37,7 +40,13 @@ void Workers::work_off() {
     std::function<void()> work = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    work();
+    // A request that nobody thought of ends with its own answer, not with the coordinator: the writer that
+    // goes unused says 500.
+    try {
+      work();
+    } catch (const std::exception& error) {
+      log_error("a request could not be carried out: {}", error.what());
+    }
   }
 }
 

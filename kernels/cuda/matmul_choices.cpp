@@ -5,6 +5,7 @@
 #include <random>
 #include <sstream>
 
+#include "src/base/fnv1a.h"
 #include "src/base/format.h"
 
 namespace llm_dist::kernels {
@@ -13,12 +14,10 @@ namespace {
 constexpr const char* kHeader = "llm-dist matmul choices 3";
 constexpr const char* kFooter = "end";
 
-// FNV-1a: names the file; the environment itself stands inside.
+// The environment itself stands inside.
 std::string file_name(const std::string& environment) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (char c : environment) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   std::ostringstream name;
-  name << "matmul-" << std::hex << hash << ".txt";
+  name << "matmul-" << std::hex << fnv1a(environment) << ".txt";
   return name.str();
 }
 

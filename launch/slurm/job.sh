@@ -24,13 +24,13 @@ run_step() {
   stopped=
   srun "${srun_flags[@]}" "${program[@]}" "$@" "${interface[@]}" &
   step=$!
-  trap 'stopped=USR1; kill -USR1 $step' USR1
-  trap 'stopped=TERM' TERM
-  code=0
-  wait $step || code=$?
-  # A trap ends the wait before the step has ended.
-  while kill -0 $step 2>/dev/null; do
-    code=0
+  # The step may have ended by itself just now.
+  trap 'stopped=USR1 trapped=1; kill -USR1 $step 2>/dev/null || true' USR1
+  trap 'stopped=TERM trapped=1' TERM
+  # A trap ends the wait with a code that is not the step's. The shell keeps the code of a step that has ended since.
+  trapped=1
+  while [ -n "$trapped" ]; do
+    trapped='' code=0
     wait $step || code=$?
   done
 }

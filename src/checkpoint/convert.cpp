@@ -57,12 +57,27 @@ Status write_tokenizer(const TokenizerSpec& spec, const std::string& directory) 
   return write_text(directory + "/tokenizer_config.json", texts.tokenizer_config_json);
 }
 
+// Files of another model would stay beside the new one's, and an index among them would be read in its place.
+// What a conversion that was interrupted has left is no model yet.
+Status check_holds_no_model(const std::string& directory) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool weights = name.ends_with(".safetensors") && name != "model.safetensors";
+    if (name == "config.json" || name.ends_with(".safetensors.index.json") || weights)
+      return failed_precondition(format(
+          "{} holds a model already ({}): name another directory, or empty this one", directory, name));
+  }
+  return error ? failed_precondition(format("{}: {}", directory, error.message())) : ok_status();
+}
+
 }  // namespace
 
 Status convert_to_hf(const Checkpoint& checkpoint, const std::string& directory, DType dtype) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) return failed_precondition(format("{}: {}", directory, error.message()));
+  RETURN_IF_ERROR(check_holds_no_model(directory));
   ModelConfig config = checkpoint.config();
   config.torch_dtype = dtype;
   ASSIGN_OR_RETURN(const HfConfigTexts texts, write_hf_config(config));

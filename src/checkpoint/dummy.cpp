@@ -3,18 +3,13 @@
 #include <span>
 #include <string_view>
 
+#include "src/base/fnv1a.h"
 #include "src/checkpoint/quantize.h"
 
 namespace llm_dist::checkpoint {
 namespace {
 
 constexpr double kStandardDeviation = 0.02;
-
-uint64_t hash_name(std::string_view name) {  // FNV-1a
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  return hash;
-}
 
 uint64_t mix(uint64_t x) {  // the finalizer of SplitMix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -103,7 +98,7 @@ void fill_dummy(const SliceChunk& chunk) {
   const ResolvedSlice& slice = *chunk.slice;
   const SliceRequest& request = *slice.request;
   bool is_norm = request.name.ends_with("norm.weight");
-  uint64_t name_key = hash_name(request.name);
+  uint64_t name_key = fnv1a(request.name);
   std::vector<float> values(static_cast<size_t>(request.col_count), 1.0f);
   for (int64_t row = chunk.row_begin; row < chunk.row_begin + chunk.row_count; ++row) {
     uint64_t row_key = mix(name_key + static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15u);

@@ -295,9 +295,9 @@ Result<Counts> read_preamble(HeaderReader& in, const std::string& path) {
   constexpr uint64_t kLeastTensorBytes = 24;
   constexpr uint64_t kLeastKeyBytes = 13;
   if (counts.tensors > kMaxTensors || counts.tensors * kLeastTensorBytes > in.bytes_left())
-    in.fail(format("{} tensors in a file of this size", counts.tensors));
+    in.fail(format("{} tensors in a file of this size: is it cut short?", counts.tensors));
   if (counts.keys > kMaxTensors || counts.keys * kLeastKeyBytes > in.bytes_left())
-    in.fail(format("{} metadata keys in a file of this size", counts.keys));
+    in.fail(format("{} metadata keys in a file of this size: is it cut short?", counts.keys));
   RETURN_IF_ERROR(in.status());
   return counts;
 }

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <type_traits>
@@ -43,6 +44,7 @@ Engine::Engine(RankEngine& rank,
       scheduler_(scheduler_options(rank.options())),
       // A queued request may be followed by its cancellation.
       commands_(static_cast<size_t>(2 * limits.max_queued_requests + 2 * rank.options().max_num_seqs)),
+      pace_(rank.warm_up_pace()),
       book_(rank.options().layout.world_size()) {
   flights_.reserve(static_cast<size_t>(rank.options().max_steps_in_flight()));
   tokens_.reserve(static_cast<size_t>(rank.options().padded_samples()));
@@ -208,10 +210,12 @@ Result<bool> Engine::issue_step() {
   if (!scheduler_.schedule(plan_)) return false;
   if (!plan_.starts.empty()) note_started();
   TimePoint issued = Clock::now();
+  if (flights_.empty()) active_since_ = issued;
+  flights_.push_back({plan_.step, plan_.num_tokens(), issued});
+  // Before it runs: who watches for a hang knows from the start how long it may take.
+  board_.change([&](EngineStats& stats) { stats.expected_step_seconds = expected_step_seconds(); });
   RETURN_IF_ERROR(publish(plan_));
   RETURN_IF_ERROR(rank_.runner().execute(plan_));
-  if (flights_.empty()) active_since_ = issued;
-  flights_.push_back({plan_.step, issued});
   return true;
 }
 
@@ -227,6 +231,7 @@ Status Engine::collect_oldest() {
                    rank_.runner().collect(flight.step, step_deadline()));
   flights_.erase(flights_.begin());
   TimePoint collected = Clock::now();
+  pace_.note(flight.tokens, seconds_between(active_since_, collected));
   active_seconds_ += seconds_between(active_since_, collected);
   active_since_ = collected;
   book_.note_active(flight.step, active_seconds_);
@@ -238,6 +243,7 @@ Status Engine::collect_oldest() {
     ++stats.steps;
     stats.step_seconds.add(seconds_between(flight.issued, Clock::now()));
     stats.last_progress_ns = now_ns();
+    stats.expected_step_seconds = expected_step_seconds();
     stats.scheduler = scheduler_.stats();
     if (stats.scheduler.allocated_kv_tokens > 0) {
       stats.kv_waste_sum += stats.kv_waste();
@@ -245,6 +251,12 @@ Status Engine::collect_oldest() {
     }
   });
   return flight.step >= meters_read_at_ + kMeterSteps ? read_meters() : ok_status();
+}
+
+double Engine::expected_step_seconds() const {
+  double most = 0;
+  for (const Flight& flight : flights_) most = std::max(most, pace_.expected_seconds(flight.tokens));
+  return most;
 }
 
 // This rank's own, and what the others have sent.

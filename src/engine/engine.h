@@ -16,6 +16,7 @@
 #include "src/engine/rank_book.h"
 #include "src/engine/rank_engine.h"
 #include "src/engine/sequence_sink.h"
+#include "src/engine/step_pace.h"
 #include "src/sched/scheduler.h"
 
 namespace llm_dist::engine {
@@ -64,6 +65,7 @@ class Engine {
   };
   struct Flight {
     uint64_t step = 0;
+    int64_t tokens = 0;
     TimePoint issued;
   };
 
@@ -83,6 +85,7 @@ class Engine {
   Result<bool> issue_step();
   Status publish(const sched::StepPlan& plan);
   Status collect_oldest();
+  double expected_step_seconds() const;
   void deliver(const sched::TokenEvent& event, std::span<const kernels::SampleRecord> records);
   void finish_all(const Status& status);
   void note_finished(sched::SequenceId id);
@@ -112,6 +115,7 @@ class Engine {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> failed_{false};
   StatsBoard board_;
+  StepPace pace_;
   RankBook book_;
   uint64_t meters_read_at_ = 0;  // step
   double active_seconds_ = 0;    // with steps in flight

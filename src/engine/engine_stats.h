@@ -54,7 +54,9 @@ struct EngineStats {
   double pipeline_bubble_fraction = 0;
   DurationHistogram step_seconds;  // from issue to collection
   int64_t last_progress_ns = 0;    // now_ns() of the last collected step
-  double kv_waste_sum = 0.0;       // of kv_waste() after each step with anything allocated
+  double expected_step_seconds =
+      0;                      // the most that a step in flight may take, by StepPace; 0: none is, or unknown
+  double kv_waste_sum = 0.0;  // of kv_waste() after each step with anything allocated
   uint64_t kv_waste_steps = 0;
   bool failed = false;
 

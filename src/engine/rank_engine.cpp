@@ -350,7 +350,7 @@ Status RankEngine::warm_up() {
   if (parts_.hooks.on_phase) parts_.hooks.on_phase("warming up");
   const int64_t most = options_.max_num_batched_tokens;
   if (options_.graph_sizes.empty() && options_.tuned_sizes.empty())
-    return runner_->warm_up(std::min(kShortPrompt, most));
+    return warm_up_prompt(std::min(kShortPrompt, most));
   op_state_->start_tuning();
   Status status = runner_->warm_up(most);
   for (int64_t sequences : options_.tuned_sizes)
@@ -358,8 +358,16 @@ Status RankEngine::warm_up() {
   if (status.ok() && !options_.graph_sizes.empty()) status = capture_graphs();
   op_state_->end_tuning();
   for (int64_t tokens = kShortPrompt; status.ok() && tokens < most; tokens *= 2)
-    status = runner_->warm_up(tokens);
+    status = warm_up_prompt(tokens);
   return status;
+}
+
+Status RankEngine::warm_up_prompt(int64_t tokens) {
+  TimePoint begin = Clock::now();
+  RETURN_IF_ERROR(runner_->warm_up(tokens));
+  // Here stages work at the same time, in a step one after the other.
+  warm_up_pace_.note(tokens, seconds_between(begin, Clock::now()) * options_.layout.pp);
+  return ok_status();
 }
 
 Status RankEngine::capture_graphs() {

@@ -14,6 +14,7 @@
 #include "src/engine/engine_options.h"
 #include "src/engine/memory_plan.h"
 #include "src/engine/model_runner.h"
+#include "src/engine/step_pace.h"
 #include "src/model/loader.h"
 #include "src/model/model.h"
 
@@ -73,6 +74,8 @@ class RankEngine {
   const checkpoint::ReadStats& load_stats() const { return weights_.stats; }
   const KvSpec& kv_spec() const { return kv_cache_.spec(); }
 
+  // By the steps that warmed it up, this rank's part of them.
+  const StepPace& warm_up_pace() const { return warm_up_pace_; }
   // Everything this rank has measured since it was built. For the thread that executes steps.
   RankMeters meters();
   // The first error of any communicator, or ok.
@@ -96,6 +99,7 @@ class RankEngine {
   Status agree_on_rows(const comm::NormReducer* reducer);
   Result<std::vector<bool>> agree(const std::vector<bool>& mine);
   Status warm_up();
+  Status warm_up_prompt(int64_t tokens);
   Status capture_graphs();
 
   RankEngineParts parts_;
@@ -115,6 +119,7 @@ class RankEngine {
   PipelineLanes lanes_;
   std::unique_ptr<ModelRunner> runner_;
   std::array<CollectiveStats, kNumCollectives> warm_up_collectives_{};
+  StepPace warm_up_pace_;
 };
 
 }  // namespace llm_dist::engine

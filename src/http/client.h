@@ -24,7 +24,7 @@ struct ClientRequest {
 };
 
 struct ClientOptions {
-  // https: a PEM file to trust instead of the system's certificates.
+  // https: a PEM file of authorities, or servers, to trust instead of the system's certificates.
   std::string tls_ca_file = {};
   size_t max_header_bytes = 64 << 10;
   uint64_t max_body_bytes = uint64_t{1} << 30;

@@ -60,6 +60,8 @@ Status ClientSetup::ensure_tls() {
     context->set_default_verify_paths(error);
   } else {
     context->load_verify_file(options_.tls_ca_file, error);
+    // A server's own certificate is trusted as it is, whoever has signed it.
+    X509_STORE_set_flags(SSL_CTX_get_cert_store(context->native_handle()), X509_V_FLAG_PARTIAL_CHAIN);
   }
   if (error) return invalid_argument(format("cannot load the certificates to trust: {}", error.message()));
   tls_ = std::move(context);

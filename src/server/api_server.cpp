@@ -31,7 +31,6 @@ http::ServerOptions http_options(const ServerOptions& options) {
   http.max_connections = options.max_connections;
   http.max_header_bytes = options.max_header_bytes;
   http.max_body_bytes = options.max_body_bytes;
-  http.render_error = render_http_error;
   return http;
 }
 
@@ -48,12 +47,14 @@ class ApiServer::Impl {
       : options(server_options),
         keys(server_options.api_keys),
         metrics(server_options.version),
-        router(render_http_error) {
+        router([this](int status, const std::string& message) { return turn_away(status, message); }) {
     add_routes();
   }
 
   void add_routes();
   void handle(http::Request request, WriterPtr writer);
+  // The answer to what no endpoint sees: counted, and in the log.
+  http::Response turn_away(int status, const std::string& message);
   void accept(Endpoint endpoint, http::Request request, WriterPtr writer);
   // Why a request cannot be served now.
   std::optional<ApiError> refusal();
@@ -125,12 +126,20 @@ void ApiServer::Impl::handle(http::Request request, WriterPtr writer) {
   writer->add_header(std::string(kRequestIdHeader), id);
   request.headers.set(std::string(kRequestIdHeader), std::move(id));
   if (!is_open_path(request.path) && !keys.allows(request)) {
+    log_turned_away(*request.headers.find(kRequestIdHeader), 401);
+    metrics.count_refused(401);
     writer->send(error_response({.status = 401,
                                  .message = "an API key is needed: send 'Authorization: Bearer KEY'",
                                  .code = "invalid_api_key"}));
     return;
   }
   router(std::move(request), std::move(writer));
+}
+
+http::Response ApiServer::Impl::turn_away(int status, const std::string& message) {
+  log_turned_away({}, status);
+  metrics.count_refused(status);
+  return render_http_error(status, message);
 }
 
 std::optional<ApiError> ApiServer::Impl::refusal() {
@@ -166,6 +175,9 @@ void ApiServer::Impl::accept(Endpoint endpoint, http::Request request, WriterPtr
 
 void ApiServer::Impl::show_state(http::ResponseWriter& writer, bool alive_is_enough) {
   auto error = refusal();
+  if (!error && pipe->model().chat_template != nullptr && !text::ChatTemplate::can_render()) {
+    error = unavailable_error("no chat template is rendered any more", "unavailable", kRetryLaterSeconds);
+  }
   bool dead = failed || (attached && hung());
   if (error && (dead || !alive_is_enough)) {
     writer.send(error_response(*error));
@@ -255,11 +267,14 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options
   RETURN_IF_ERROR(check_exposure(options));
   if (options.num_text_threads < 1) return invalid_argument("the server needs at least one text thread");
   auto impl = std::make_unique<Impl>(options);
+  http::ServerOptions of_http = http_options(options);
+  of_http.render_error = [raw = impl.get()](int status, const std::string& message) {
+    return raw->turn_away(status, message);
+  };
   ASSIGN_OR_RETURN(impl->http,
-                   http::Server::create(http_options(options),
-                                        [raw = impl.get()](http::Request request, WriterPtr writer) {
-                                          raw->handle(std::move(request), std::move(writer));
-                                        }));
+                   http::Server::create(of_http, [raw = impl.get()](http::Request request, WriterPtr writer) {
+                     raw->handle(std::move(request), std::move(writer));
+                   }));
   return std::unique_ptr<ApiServer>(new ApiServer(std::move(impl)));
 }
 
@@ -321,7 +336,18 @@ Status ApiServer::shutdown(Deadline deadline) {
   set_draining();
   ASSIGN_OR_RETURN(bool first, impl_->enter_shutdown(deadline));
   if (!first) return ok_status();
-  Status status = impl_->http->shutdown(deadline);
+  Status status;
+  if (!impl_->open.wait_until_none(deadline)) {
+    status = deadline_exceeded("not every request ended in time");
+    // Each is told, and has a moment to read it; who does not read is cut off.
+    if (Pipeline* serving = impl_->pipeline())
+      serving->fail_all(
+          unavailable_error("the server ends before the request has", "draining", kRetryLaterSeconds),
+          Deadline::after_seconds(kFailSeconds));
+    deadline = Deadline::after_seconds(kFailSeconds);
+  }
+  Status closed = impl_->http->shutdown(deadline);
+  if (status.ok()) status = closed;
   if (impl_->watch) impl_->watch->stop();
   if (impl_->pipe) impl_->pipe->stop();
   impl_->leave_shutdown();

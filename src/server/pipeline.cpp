@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 
+#include "src/base/fnv1a.h"
 #include "src/base/log_format.h"
 #include "src/base/type_name.h"
 #include "src/server/request_parser.h"
@@ -20,12 +21,6 @@ constexpr int64_t kMinQueueCapacity = 4096;
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
-}
-
-uint64_t fnv1a(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return hash;
 }
 
 }  // namespace

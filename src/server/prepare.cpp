@@ -11,6 +11,40 @@ using MaybeError = std::optional<ApiError>;
 
 constexpr int64_t kCompletionMaxTokens = 16;  // OpenAI's default
 
+// What src/text says of a request's own text. `param`: the field that holds it.
+ApiError refused_text(const Status& status, const char* param) {
+  ApiError error = from_status(status);
+  if (error.status == 400) error.param = param;
+  return error;
+}
+
+ApiError too_long(int64_t limit, const std::string& asked, const char* param) {
+  return {.status = 400,
+          .message = format("this model's maximum context length is {} tokens; {}", limit, asked),
+          .param = param,
+          .code = "context_length_exceeded"};
+}
+
+// A text that cannot fit is not encoded first: that could take minutes, of a thread that others wait for.
+MaybeError encode_prompt(const ServedModel& model,
+                         const std::string& text,
+                         bool add_special_tokens,
+                         const char* param,
+                         std::vector<int32_t>& ids) {
+  int64_t fewest = model.tokenizer->fewest_tokens(text);
+  if (fewest >= model.info.max_model_len) {
+    return too_long(
+        model.info.max_model_len,
+        format(
+            "the prompt of {} bytes has at least {} and leaves no room for an answer", text.size(), fewest),
+        param);
+  }
+  auto encoded = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
+  if (!encoded.ok()) return refused_text(encoded.status(), param);
+  ids = std::move(*encoded);
+  return std::nullopt;
+}
+
 MaybeError tokenize_prompt(const ServedModel& model,
                            const PromptInput& input,
                            bool echo,
@@ -22,24 +56,17 @@ MaybeError tokenize_prompt(const ServedModel& model,
     return std::nullopt;
   }
   const auto& text = std::get<std::string>(input);
-  auto ids = model.tokenizer->encode(text);
-  if (!ids.ok()) return ApiError{.status = 400, .message = ids.status().message(), .param = "prompt"};
-  prompt.ids = std::move(*ids);
+  if (auto error = encode_prompt(model, text, true, "prompt", prompt.ids)) return error;
   if (echo) prompt.echo = text;
   return std::nullopt;
 }
 
-ApiError too_long(int64_t limit, int64_t num_prompt, std::optional<int64_t> max_tokens, const char* param) {
-  std::string asked = max_tokens
-                          ? format("you requested {} tokens ({} in the prompt, {} in the completion)",
-                                   num_prompt + *max_tokens,
-                                   num_prompt,
-                                   *max_tokens)
-                          : format("the prompt has {} tokens and leaves no room for an answer", num_prompt);
-  return {.status = 400,
-          .message = format("this model's maximum context length is {} tokens; {}", limit, asked),
-          .param = param,
-          .code = "context_length_exceeded"};
+std::string what_was_asked(int64_t num_prompt, std::optional<int64_t> max_tokens) {
+  if (!max_tokens) return format("the prompt has {} tokens and leaves no room for an answer", num_prompt);
+  return format("you requested {} tokens ({} in the prompt, {} in the completion)",
+                num_prompt + *max_tokens,
+                num_prompt,
+                *max_tokens);
 }
 
 MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, PreparedPrompt& prompt) {
@@ -50,7 +77,7 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
   auto num_prompt = static_cast<int64_t>(prompt.ids.size());
   int64_t room = model.info.max_model_len - num_prompt;
   if (room < 1 || (spec.max_tokens && *spec.max_tokens > room)) {
-    return too_long(model.info.max_model_len, num_prompt, spec.max_tokens, param);
+    return too_long(model.info.max_model_len, what_was_asked(num_prompt, spec.max_tokens), param);
   }
   int64_t unasked = spec.endpoint == Endpoint::kChat ? room : kCompletionMaxTokens;
   unasked = std::min({unasked, room, model.info.defaults.max_tokens.value_or(room)});
@@ -64,6 +91,23 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
   }
   prompt.max_tokens =
       static_cast<int32_t>(std::max<int64_t>(1, max_tokens));  // of an echo alone, one is dropped
+  return std::nullopt;
+}
+
+MaybeError render_chat(const ServedModel& model, const ChatInput& chat, std::string& prompt) {
+  if (model.chat_template == nullptr) {
+    return ApiError{.status = 400,
+                    .message =
+                        "this model has no chat template; use /v1/completions, or start the server "
+                        "with --chat-template",
+                    .param = "messages"};
+  }
+  auto rendered = model.chat_template->render(chat.messages_json,
+                                              {.add_generation_prompt = chat.add_generation_prompt,
+                                               .continue_final_message = chat.continue_final_message,
+                                               .kwargs_json = chat.kwargs_json});
+  if (!rendered.ok()) return refused_text(rendered.status(), "messages");
+  prompt = std::move(*rendered);
   return std::nullopt;
 }
 
@@ -93,16 +137,38 @@ sched::SamplingParams sampling_of(const ServedModel& model, const GenerateSpec& 
   return sampling;
 }
 
+std::string bare_word(const std::string& word) {
+  size_t first = word.find_first_not_of(' ');
+  return first == std::string::npos ? word : word.substr(first);
+}
+
 // As the tokenizer writes the word at the start of a text, and after a space.
 MaybeError add_bad_word(const ServedModel& model,
-                        const std::string& word,
+                        const std::string& bare,
                         std::vector<std::vector<int32_t>>& bans) {
-  size_t first = std::min(word.find_first_not_of(' '), word.size());
-  std::string bare = first == word.size() ? word : word.substr(first);
   for (const std::string& text : {bare, " " + bare}) {
     auto ids = model.tokenizer->encode(text, {.add_special_tokens = false});
-    if (!ids.ok()) return ApiError{.status = 400, .message = ids.status().message(), .param = "bad_words"};
+    if (!ids.ok()) return refused_text(ids.status(), "bad_words");
     if (!ids->empty()) bans.push_back(std::move(*ids));
+  }
+  return std::nullopt;
+}
+
+MaybeError read_bad_words(const ServedModel& model,
+                          const std::vector<std::string>& words,
+                          std::vector<std::vector<int32_t>>& bans) {
+  int64_t fewest = 0;
+  for (const std::string& word : words) {
+    std::string bare = bare_word(word);
+    // Likewise: what cannot fit is not encoded.
+    fewest += model.tokenizer->fewest_tokens(bare);
+    if (fewest > kMaxRuleWords) {
+      return ApiError{
+          .status = 400,
+          .message = format("bad words of at least {} tokens; a request may take {}", fewest, kMaxRuleWords),
+          .param = "bad_words"};
+    }
+    if (auto error = add_bad_word(model, bare, bans)) return error;
   }
   return std::nullopt;
 }
@@ -113,9 +179,7 @@ MaybeError set_rules(const ServedModel& model, const GenerateSpec& spec, sched::
     if (auto error = check_ids(model, {bias.token}, "logit_bias")) return error;
   }
   std::vector<std::vector<int32_t>> bans;
-  for (const std::string& word : spec.bad_words) {
-    if (auto error = add_bad_word(model, word, bans)) return error;
-  }
+  if (auto error = read_bad_words(model, spec.bad_words, bans)) return error;
   sampling.no_repeat_ngram_size = static_cast<int32_t>(spec.no_repeat_ngram_size);
   sampling.rules = pack_rules(spec.allowed_token_ids, spec.logit_bias, bans);
   size_t num_words = sampling.rules.words.size() + sampling.end_token_ids.size();
@@ -192,22 +256,10 @@ std::optional<ApiError> tokenize_chat(const ServedModel& model,
                                       const ChatInput& chat,
                                       bool add_special_tokens,
                                       std::vector<int32_t>& ids) {
-  if (model.chat_template == nullptr) {
-    return ApiError{.status = 400,
-                    .message =
-                        "this model has no chat template; use /v1/completions, or start the server "
-                        "with --chat-template",
-                    .param = "messages"};
-  }
-  auto prompt = model.chat_template->render(chat.messages_json,
-                                            {.add_generation_prompt = chat.add_generation_prompt,
-                                             .continue_final_message = chat.continue_final_message,
-                                             .kwargs_json = chat.kwargs_json});
-  if (!prompt.ok()) return ApiError{.status = 400, .message = prompt.status().message(), .param = "messages"};
-  auto encoded = model.tokenizer->encode(*prompt, {.add_special_tokens = add_special_tokens});
-  if (!encoded.ok()) {
-    return ApiError{.status = 400, .message = encoded.status().message(), .param = "messages"};
-  }
+  std::string prompt;
+  if (auto error = render_chat(model, chat, prompt)) return error;
+  auto encoded = model.tokenizer->encode(prompt, {.add_special_tokens = add_special_tokens});
+  if (!encoded.ok()) return refused_text(encoded.status(), "messages");
   ids = std::move(*encoded);
   return std::nullopt;
 }
@@ -221,7 +273,9 @@ std::optional<ApiError> prepare(const ServedModel& model,
   if (auto error = check_limits(model, max_choices, spec)) return error;
   if (spec.endpoint == Endpoint::kChat) {
     // A template writes its own BOS.
-    if (auto error = tokenize_chat(model, spec.chat, false, prepared.prompts.emplace_back().ids))
+    std::string prompt;
+    if (auto error = render_chat(model, spec.chat, prompt)) return error;
+    if (auto error = encode_prompt(model, prompt, false, "messages", prepared.prompts.emplace_back().ids))
       return error;
   }
   for (const PromptInput& input : spec.prompts) {

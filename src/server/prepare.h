@@ -49,6 +49,7 @@ std::optional<ApiError> prepare(const ServedModel& model,
                                 GenerateSpec spec,
                                 PreparedRequest& prepared);
 
+// For /tokenize: however long it is.
 std::optional<ApiError> tokenize_chat(const ServedModel& model,
                                       const ChatInput& chat,
                                       bool add_special_tokens,

@@ -49,6 +49,10 @@ void log_refusal(const RequestTag& tag, const ApiError& error) {
               seconds_since(tag.arrival));
 }
 
+void log_turned_away(std::string_view id, int status) {
+  log_request(level_of(status), id, "{} a request that no endpoint has seen", status);
+}
+
 void record_refusal(const RequestTag& tag, const ApiError& error, Metrics& metrics) {
   log_refusal(tag, error);
   metrics.count_refused(error.status);

@@ -31,6 +31,9 @@ void log_answer(const RequestTag& tag, std::string_view figures);
 // At info for what the client did wrong, at warning for a failure. What a busy, loading or draining server
 // turns away is there at debug only: an overload must not fill the disk.
 void log_refusal(const RequestTag& tag, const ApiError& error);
+// At info, or debug as above: what ended before an endpoint had it, for its path, method, size or key. `id`
+// may be empty.
+void log_turned_away(std::string_view id, int status);
 // log_refusal(), and counted. Before the client is answered: whoever has the answer finds it in /metrics.
 void record_refusal(const RequestTag& tag, const ApiError& error, Metrics& metrics);
 

@@ -30,7 +30,7 @@ struct ServerOptions {
   double request_timeout_seconds = 0;   // from arrival to the last byte; 0: none
   int64_t max_choices = 128;            // prompts × n of one request
 
-  // /livez turns 503 when work is queued and no step ends for max(this, 20 × p99 step).
+  // /livez turns 503 when work is queued and no step ends for max(this, 20 × what a step of that size took).
   double hung_after_seconds = 10;
   std::string version = "0.1.0";
 };

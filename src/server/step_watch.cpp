@@ -6,25 +6,15 @@
 
 namespace llm_dist::server {
 
-double quantile_seconds(const engine::DurationHistogram& histogram, double quantile) {
-  double wanted = quantile * static_cast<double>(histogram.count);
-  uint64_t seen = 0;
-  for (int i = 0; i < engine::DurationHistogram::kBuckets; ++i) {
-    seen += histogram.counts[static_cast<size_t>(i)];
-    if (seen > 0 && static_cast<double>(seen) >= wanted) {
-      return engine::DurationHistogram::upper_bound_seconds(i);
-    }
-  }
-  return 0;
-}
-
 bool StallRule::stalled(const engine::EngineStats& stats, bool idle, int64_t now_ns) {
   if (idle) {
     busy_since_ns_ = 0;
     return false;
   }
   if (busy_since_ns_ == 0) busy_since_ns_ = now_ns;
-  double limit = std::max(min_seconds_, 20 * quantile_seconds(stats.step_seconds, 0.99));
+  // Others may have taken most of the processor, or of its bandwidth, since that was seen.
+  constexpr double kPatience = 20;
+  double limit = std::max(min_seconds_, kPatience * stats.expected_step_seconds);
   int64_t since_ns = now_ns - std::max(busy_since_ns_, stats.last_progress_ns);
   return static_cast<double>(since_ns) * 1e-9 > limit;
 }

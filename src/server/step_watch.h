@@ -11,14 +11,11 @@
 
 namespace llm_dist::server {
 
-// Upper bound of the bucket that holds this quantile (0 to 1); 0 without samples.
-double quantile_seconds(const engine::DurationHistogram& histogram, double quantile);
-
 // The rule, without the clock: how long the engine has been busy without ending a step.
 class StallRule {
  public:
   explicit StallRule(double min_seconds) : min_seconds_(min_seconds) {}
-  // Whether it is too long by now: more than max(min_seconds, 20 × p99 step).
+  // Whether it is too long by now: more than max(min_seconds, 20 × what a step of that size may take).
   bool stalled(const engine::EngineStats& stats, bool idle, int64_t now_ns);
 
  private:

@@ -40,4 +40,9 @@ Result<std::string> ChatTemplate::render(std::string_view messages_json,
   return text;
 }
 
+bool ChatTemplate::can_render() {
+  const ForeignCall foreign;
+  return llm_dist_chat_template_can_render();
+}
+
 }  // namespace llm_dist::text

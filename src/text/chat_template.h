@@ -27,7 +27,7 @@ struct ChatTemplateOptions {
 // A template is not trusted: instructions, recursion, output, memory and time are bounded. Immutable after
 // create(); render() may run on several threads at once, each on a short-lived thread of its own. A render
 // that uses up its memory keeps that and its thread; after a few of them in a process nothing is rendered any
-// more.
+// more. A request's JSON alone cannot do that: the number of its values is bounded, too.
 class ChatTemplate {
  public:
   // kInvalidArgument: the template does not parse (with the line).
@@ -36,8 +36,11 @@ class ChatTemplate {
                                      std::string_view eos_token);
 
   // `messages_json`: array of {"role", "content", …}, passed to the template as it is. kInvalidArgument: bad
-  // JSON, a refusal by the template (its own text), or a bound exceeded.
+  // JSON, a refusal by the template (its own text), or a bound exceeded. kUnavailable: !can_render().
   Result<std::string> render(std::string_view messages_json, const ChatTemplateOptions& options = {}) const;
+
+  // False for good once nothing is rendered any more in this process.
+  static bool can_render();
 
  private:
   struct HandleFree {

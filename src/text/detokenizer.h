@@ -14,7 +14,8 @@ namespace llm_dist::text {
 // Holds one sequence's state; costs O(1) an id, however long the output. For a byte-level tokenizer the
 // pushes and flush() together are exactly Tokenizer::decode() of all ids. For the others a token's text
 // depends on its neighbours: a short window is decoded with and without the new id, and what is new is
-// emitted.
+// emitted. That is decode() of all ids where their bytes are well-formed; elsewhere only what is broken
+// becomes U+FFFD, not the characters beside it.
 class Detokenizer {
  public:
   // `tokenizer` outlives this object.
@@ -30,11 +31,15 @@ class Detokenizer {
 
  private:
   std::string push_windowed(int32_t id);
+  void add_to_window(int32_t id);
+  // Half a character in stream_ will never be whole.
+  void end_character();
+  void add_byte_tokens(std::string_view characters);
   std::string take_pending(const std::string& window_text);
 
   const Tokenizer& tokenizer_;
   bool skip_special_tokens_;
-  Utf8Stream stream_;            // byte-level
+  Utf8Stream stream_;            // byte-level: all; the others: byte tokens that are no character yet
   std::vector<int32_t> window_;  // the others: [emitted ids kept as context | ids not emitted yet]
   size_t num_emitted_ = 0;       // of window_
   std::string emitted_text_;     // decode(window_[0, num_emitted_))

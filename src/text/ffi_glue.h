@@ -42,8 +42,11 @@ inline llm_dist_ffi_sink append_to(std::string& out) {
 
 inline Status ffi_status(int32_t code, std::string message) {
   if (code == LLM_DIST_FFI_OK) return ok_status();
-  return code == LLM_DIST_FFI_INVALID ? invalid_argument(std::move(message))
-                                      : internal_error(std::move(message));
+  switch (code) {
+    case LLM_DIST_FFI_INVALID: return invalid_argument(std::move(message));
+    case LLM_DIST_FFI_UNAVAILABLE: return unavailable(std::move(message));
+    default: return internal_error(std::move(message));
+  }
 }
 
 }  // namespace llm_dist::text

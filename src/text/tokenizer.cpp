@@ -130,7 +130,24 @@ Status Tokenizer::read_vocabulary() {
     return invalid_argument("the tokenizer's vocabulary holds more than 4 GB of text: the file is damaged");
   }
   offsets_.resize(size + 1, static_cast<uint32_t>(bytes_.size()));
+  if (!byte_level_) find_byte_tokens();
   return ok_status();
+}
+
+// A spelling is UTF-8: no other token is one such byte.
+void Tokenizer::find_byte_tokens() {
+  std::vector<int32_t> found(128, -1);
+  for (int32_t id = 0; id < vocab_size(); ++id) {
+    const std::string_view bytes = token_bytes(id);
+    const auto first = static_cast<unsigned char>(bytes.empty() ? 0 : bytes[0]);
+    if (bytes.size() == 1 && first >= 0x80) found[first - 0x80] = id;
+  }
+  if (std::find(found.begin(), found.end(), -1) == found.end()) byte_tokens_ = std::move(found);
+}
+
+int64_t Tokenizer::fewest_tokens(std::string_view utf8) const {
+  const ForeignCall foreign;
+  return static_cast<int64_t>(llm_dist_tokenizer_fewest_tokens(handle_.get(), ffi_bytes(utf8)));
 }
 
 Result<std::vector<int32_t>> Tokenizer::encode(std::string_view utf8, const EncodeOptions& options) const {

@@ -34,6 +34,10 @@ class Tokenizer {
   // kInvalidArgument when `utf8` is not UTF-8.
   Result<std::vector<int32_t>> encode(std::string_view utf8, const EncodeOptions& options = {}) const;
 
+  // encode() makes at least so many tokens of it. Found from the longest token, in a few ms for megabytes
+  // that take a minute to encode; 0 where the vocabulary or its normalizer sets no bound.
+  int64_t fewest_tokens(std::string_view utf8) const;
+
   // Valid UTF-8: bytes that form no character become U+FFFD. Ids without a token count for nothing.
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
 
@@ -51,6 +55,9 @@ class Tokenizer {
   bool is_special(int32_t id) const { return has(id) && special_[static_cast<size_t>(id)]; }
   // Whether decoding is concatenating token_bytes().
   bool is_byte_level() const { return byte_level_; }
+  // Where is_byte_level() is false: a token for each byte from 0x80 on ("<0xE2>"), of which characters that
+  // the vocabulary lacks are made. Index = byte - 0x80; empty when there are none.
+  std::span<const int32_t> byte_tokens() const { return byte_tokens_; }
   // Ends of generation, as the model's files name them.
   const std::vector<int32_t>& eos_ids() const { return eos_ids_; }
   std::optional<int32_t> bos_id() const { return bos_id_; }
@@ -64,12 +71,14 @@ class Tokenizer {
   explicit Tokenizer(Handle handle);
   bool has(int32_t id) const { return id >= 0 && id < vocab_size(); }
   Status read_vocabulary();
+  void find_byte_tokens();
 
   Handle handle_;
   bool byte_level_ = false;
   std::string bytes_;              // every token's bytes, one after the other
   std::vector<uint32_t> offsets_;  // [vocab_size + 1] into bytes_
   std::vector<bool> special_;      // [vocab_size]
+  std::vector<int32_t> byte_tokens_;
   std::vector<int32_t> eos_ids_;
   std::optional<int32_t> bos_id_;
 };

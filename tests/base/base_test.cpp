@@ -8,6 +8,7 @@
 
 #include "src/base/bounded_queue.h"
 #include "src/base/dtype.h"
+#include "src/base/fnv1a.h"
 #include "src/base/log.h"
 #include "src/base/logit_rules.h"
 #include "src/base/nearest.h"
@@ -24,6 +25,13 @@ TEST(Format, ReplacesBracesInOrder) {
   EXPECT_EQ(format("rank {} of {}: {}", 3, 8, true), "rank 3 of 8: true");
   EXPECT_EQ(format("{} {}", DType::kBF16, 0.5), "bf16 0.5");
   EXPECT_EQ(format("no arguments {}"), "no arguments {}");
+}
+
+// From the test vectors of draft-eastlake-fnv.
+TEST(Fnv1a, AsItsAuthorsSay) {
+  EXPECT_EQ(fnv1a(""), 0xcbf29ce484222325u);
+  EXPECT_EQ(fnv1a("a"), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(fnv1a("foobar"), 0x85944171f73967e8u);
 }
 
 TEST(DType, EveryHalfValueSurvivesARoundTrip) {

@@ -259,6 +259,13 @@ TEST(Convert, GgufBecomesAHuggingFaceDirectory) {
             << tensor.name << " " << i;
     }
   }
+  // Nor is one model written over another, or beside the parts of one.
+  expect_failure(
+      convert_to_hf(**gguf, dir / "f32", DType::kF32), StatusCode::kFailedPrecondition, {"config.json"});
+  std::filesystem::create_directory(dir / "parts");
+  write_file(std::filesystem::path(dir / "parts") / "model.safetensors.index.json", "{}");
+  expect_failure(
+      convert_to_hf(**gguf, dir / "parts", DType::kF32), StatusCode::kFailedPrecondition, {"index.json"});
 }
 
 TEST(Progress, LineHoldsRateAndTimeLeft) {

@@ -202,6 +202,8 @@ TEST_F(BatchesApiTest, BadRequestsNameTheField) {
   EXPECT_NE(create(with("input_file_id", twice)).text.find("line 2: the custom_id 'a'"), std::string::npos);
   EXPECT_NE(create(with("metdata", {})).text.find("did you mean 'metadata'"), std::string::npos);
   EXPECT_EQ(send("POST", "/v1/batches", std::string(100'000, '[')).status, 400);
+  for (const char* project : {"caf\xe9", "caf\xc3\xa9"})  // no header has an encoding
+    EXPECT_EQ(send("POST", "/v1/batches", request(file).dump(), {{"OpenAI-Project", project}}).status, 400);
   EXPECT_EQ(send("GET", "/v1/batches").body["data"].size(), 0u);
   EXPECT_EQ(create(with("metadata", nullptr)).status, 200);
 }

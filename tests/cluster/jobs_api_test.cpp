@@ -123,6 +123,15 @@ TEST_F(JobsApiTest, SubmitAndGet) {
   EXPECT_EQ(get("/v1/jobs/nonsense").status, 404);
 }
 
+TEST_F(JobsApiTest, WhatThrowsFailsAloneAndNotTheCoordinator) {
+  auto work = [](const http::Request&, const WriterPtr&) {
+    throw std::runtime_error("nobody thought of this");
+  };
+  router_.add("GET", "/throws", on_worker(*workers_, work));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(get("/throws").status, 500);
+  EXPECT_EQ(get("/v1/jobs").status, 200) << "the workers are still there";
+}
+
 TEST_F(JobsApiTest, BadRequestsNameTheField) {
   const std::tuple<const char*, int, const char*> kBad[] = {
       {"", 400, ""},

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,9 @@ PATIENCE = 240
 
 
 class Cluster:
-    def __init__(self, folder, orphan_seconds=60, slots=2):
+    def __init__(self, folder, orphan_seconds=60, slots=2, tls=False):
         self.folder = pathlib.Path(folder)
+        self.certificate = self.make_certificate() if tls else None
         self.orphan_seconds = orphan_seconds
         self.slots = slots
         self.port = free_port()
@@ -34,13 +36,22 @@ class Cluster:
         catalogue = {"models": {"smollm2": {"path": str(MODEL), "arguments": arguments}}}
         (self.folder / "models.json").write_text(json.dumps(catalogue))
 
+    def make_certificate(self):
+        """One that no authority has signed."""
+        certificate = self.folder / "certificate.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                        "-days", "1", "-subj", "/CN=coordinator", "-addext", "subjectAltName=IP:127.0.0.1",
+                        "-keyout", self.folder / "key.pem", "-out", certificate], check=True, capture_output=True)
+        return certificate
+
     def start(self):
         (self.folder / "tmp").mkdir(exist_ok=True)
+        tls = ["--ssl-certfile", "certificate.pem", "--ssl-keyfile", "key.pem"] if self.certificate else []
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
-                 "--slots", str(self.slots), "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds)],
-                stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(self.folder / "tmp")})
+                 "--slots", str(self.slots), "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds), *tls],
+                cwd=self.folder, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(self.folder / "tmp")})
         self.wait_for(lambda: self.call("GET", "/readyz") is not None, "the coordinator to start")
 
     def kill(self):
@@ -48,10 +59,12 @@ class Cluster:
         self.process.wait()
 
     def call(self, method, path, body=None):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method,
+        scheme = "https" if self.certificate else "http"
+        trust = ssl.create_default_context(cafile=self.certificate) if self.certificate else None
+        request = urllib.request.Request(f"{scheme}://127.0.0.1:{self.port}{path}", method=method,
                                          data=None if body is None else json.dumps(body).encode())
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=30, context=trust) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.code} {error.read()}") from error
@@ -246,6 +259,12 @@ class ReplicasTest(unittest.TestCase):
         self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["exit_code"], 0)
         self.nothing_left(cluster)
 
+    def test_a_replica_trusts_the_certificate_of_its_own_coordinator(self):
+        cluster = self.cluster(tls=True)
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]
+        cluster.wait_state(job, "RUNNING")
+        self.assertEqual(cluster.models_of(job), ["smollm2"])
+
     def test_without_a_coordinator_replicas_end(self):
         cluster = self.cluster(orphan_seconds=2)
         job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]
@@ -266,6 +285,8 @@ class ReplicasTest(unittest.TestCase):
         table = subprocess.run([BINARY, "jobs", "--url", f"http://127.0.0.1:{cluster.port}"], check=True,
                                capture_output=True, text=True).stdout
         self.assertIn("[##########] 16/16", table)
+        for path in [*cluster.folder.glob("store.db*"), *cluster.folder.glob(f"store.db.jobs/{job}/1/*")]:
+            self.assertEqual(path.lstat().st_mode & 0o077 if not path.is_symlink() else 0, 0, path)
         self.nothing_left(cluster)
 
 

@@ -105,6 +105,24 @@ TEST_F(SupervisorTest, AReplicaThatCrashesIsRestartedUntilItCrashesTooOften) {
   EXPECT_EQ(job(id).reason, "crash_loop");
 }
 
+TEST_F(SupervisorTest, AReplicaThatIsNeverReadyIsGivenUpToo) {
+  for (int seconds_to_die : {400, 7200}) {  // while loading; or never, until its time to start is over
+    SCOPED_TRACE(seconds_to_die);
+    JobId id = submit(JobKind::kServe);
+    const size_t before = machine_.processes.size();
+    while (state(id) != kFailed && machine_.processes.size() < before + 100) {
+      const size_t launches = machine_.processes.size();
+      tick(100);
+      if (machine_.processes.size() == launches) continue;
+      tick(std::min(seconds_to_die, 1900));
+      machine_.exit(launches, 1);
+      tick();
+    }
+    EXPECT_EQ(machine_.processes.size() - before, 8u);
+    EXPECT_EQ(job(id).reason, "crash_loop");
+  }
+}
+
 TEST_F(SupervisorTest, WhatLivedLongStartsCountingAnew) {
   JobId id = submit(JobKind::kServe);
   for (size_t launch = 0; launch < 30; ++launch) {
@@ -149,24 +167,20 @@ TEST_F(SupervisorTest, SlotsAreNeverOverdrawnAndNobodyOvertakes) {
   EXPECT_EQ(state(three), kQueued);
 }
 
-TEST_F(SupervisorTest, NewJobsDoNotOvertakeWhatRecovers) {
+TEST_F(SupervisorTest, NobodyOvertakesWhatRecovers) {
+  machine_.slots = 3;
   JobId large = submit(JobKind::kServe, R"(,"tp":2)");
   tick();
   enrol(large);
-  machine_.exit(0, 1);
+  machine_.exit(0, 137);
   tick();
   ASSERT_EQ(state(large), kRecovering);
-  JobId small = submit(JobKind::kServe);
-  tick();
-  ASSERT_EQ(state(small), kStarting) << "during the back-off there is room";
-  JobId later = submit(JobKind::kServe);
-  tick(10);
-  EXPECT_EQ(state(large), kRecovering);
-  EXPECT_EQ(state(later), kQueued) << "a slot is free, and the large one waits for two";
-  wish(small, kCancelling);
-  machine_.exit(1, 143);
-  tick();
-  tick();
+  JobId small = submit(JobKind::kBench);
+  JobId later = submit(JobKind::kBench);
+  for (int i = 0; i < 3; ++i) tick();
+  EXPECT_EQ(state(small), kRunning) << "beside it there is room";
+  EXPECT_EQ(state(later), kQueued) << "in its place there is none, although it pauses before it starts again";
+  tick(2);
   EXPECT_EQ(state(large), kStarting);
   EXPECT_EQ(state(later), kQueued);
 }

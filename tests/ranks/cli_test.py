@@ -47,11 +47,12 @@ class Help(unittest.TestCase):
 
     def test_each_command_has_help_with_an_example(self):
         for command in (["generate"], ["plan"], ["convert"], ["doctor"], ["bench", "latency"], ["bench", "throughput"],
-                        ["bench", "kernels"], ["bench", "load"], ["bench", "comm"]):
+                        ["bench", "kernels"], ["bench", "load"], ["bench", "comm"], ["submit"], ["jobs"], ["logs"],
+                        ["cancel"], ["top"]):
             with self.subTest(command=command):
                 done = run([*command, "--help"])
                 self.assertEqual(done.returncode, 0)
-                self.assertRegex(done.stdout, "Examples?:\n")
+                self.assertRegex(done.stdout, f"(?s)Examples?:\n.*llm-dist {' '.join(command)}")
 
     def test_version(self):
         done = run(["--version"])
@@ -164,6 +165,13 @@ class Refusals(unittest.TestCase):
         for np in (None, 2):
             with self.subTest(np=np):
                 self.refused(["generate", "/no/such/model.gguf", "--prompt", "x"], np, "/no/such/model.gguf")
+
+    def test_a_prompt_that_is_no_utf8(self):
+        for chat in ([], ["--chat"]):
+            with self.subTest(chat=chat):
+                done = run(["generate", harness.smollm(), *chat, "--prompt", "caf\udce9", *SMALL], np=None)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn("UTF-8", done.stderr)
 
     def test_a_file_that_is_no_model(self):
         with tempfile.NamedTemporaryFile(suffix=".gguf") as file:

@@ -79,16 +79,16 @@ class Serving(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.dir = pathlib.Path(folder.name)
         self.log = self.dir / "log"
-        url_file = self.dir / "url"
+        self.url_file = self.dir / "url"
         with open(self.log, "wb") as log:
             self.launcher = subprocess.Popen(
-                [binary(), "serve", harness.smollm(), "--port", "0", "--endpoint-file", str(url_file), "--served-model-name", "m",
+                [binary(), "serve", harness.smollm(), "--port", "0", "--endpoint-file", str(self.url_file), "--served-model-name", "m",
                  *map(str, SMALL), "--nproc-per-node", "2", "--tp", "2"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True)
         self.addCleanup(self.end)
-        harness.wait_until(lambda: self.launcher.poll() is not None or url_file.exists(), harness.STARTUP_S, "it listens")
-        self.assertTrue(url_file.exists(), self.log.read_text())
-        self.url = urllib.parse.urlparse(url_file.read_text().strip())
+        harness.wait_until(lambda: self.launcher.poll() is not None or self.url_file.exists(), harness.STARTUP_S, "it listens")
+        self.assertTrue(self.url_file.exists(), self.log.read_text())
+        self.url = urllib.parse.urlparse(self.url_file.read_text().strip())
         harness.wait_until(lambda: self.status("/readyz") == 200, harness.STARTUP_S, "it is ready", interval_s=0.1)
         self.ranks = children_of(self.launcher.pid)
         self.assertEqual(len(self.ranks), 2)
@@ -129,6 +129,7 @@ class Serving(unittest.TestCase):
         self.assertTrue(self.gone(5), self.log.read_text())
         self.assertIn(self.launcher.wait(10), (70, 137))
         self.assertEqual(len(our_lines(self.log.read_text())), 1, self.log.read_text())
+        self.assertFalse(self.url_file.exists())
 
     def test_a_killed_launcher_takes_its_ranks_along(self):
         self.launcher.kill()

@@ -88,9 +88,24 @@ class Draining(unittest.TestCase):
             os.kill(ranks[0], signal.SIGTERM)
             stream.wait(60)
             self.assertFalse(stream.done)
+            self.assertEqual((stream.error() or {}).get("code"), "draining", server.log())
             self.assertEqual(server.wait_end(30), 0, server.log())
             self.assertGreaterEqual(time.monotonic() - begin, 1)
             self.assertEqual(server.leftovers(), [])
+
+    def test_a_second_signal_ends_at_once_and_leaves_no_address(self):
+        with harness.Server(2, harness.smollm(), [*SMALL, "--shutdown-timeout", 60]) as server:
+            server.wait_ready()
+            ranks = server.wait_ranks()
+            self.held_stream(server, ranks[1])
+            rank_0 = harness.Exit(ranks[0])
+            os.kill(ranks[0], signal.SIGTERM)
+            server.wait_log("draining")
+            self.assertTrue(server.endpoint_file.exists())
+            time.sleep(1.2)  # within a second it would be the same signal, delivered twice
+            os.kill(ranks[0], signal.SIGTERM)
+            self.assertTrue(rank_0.within(3), server.log())
+            self.assertFalse(server.endpoint_file.exists())
 
 
 class Logs(unittest.TestCase):

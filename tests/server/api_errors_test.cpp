@@ -1,4 +1,7 @@
 // Every way to ask wrongly, and what the client is told.
+#include <cstdio>
+#include <cstdlib>
+
 #include "tests/server/server_fixture.h"
 
 namespace llm_dist::server {
@@ -197,6 +200,80 @@ TEST_F(ApiErrors, LongPromptsAreRefusedWithTheNumbers) {
       error.at("message").get<std::string>().find("600 tokens (500 in the prompt, 100 in the completion)"),
       std::string::npos)
       << error;
+}
+
+// Encoding these would take a minute.
+TEST_F(ApiErrors, TextsThatCannotFitAreRefusedUnread) {
+  const std::string huge(8'000'000, 'a');
+  for (const auto& [path, body] :
+       {std::pair(kTextPath, completion(huge)), std::pair(kChatPath, chat(huge))}) {
+    http::Response response = post(path, body);
+    EXPECT_EQ(response.status, 400);
+    Json error = Json::parse(response.body).at("error");
+    EXPECT_EQ(error.at("code"), "context_length_exceeded");
+    EXPECT_EQ(error.at("param"), path == kTextPath ? "prompt" : "messages");
+    EXPECT_NE(error.at("message").get<std::string>().find("at least"), std::string::npos) << error;
+  }
+  Json body = completion("hi");
+  body["bad_words"] = {"x", huge};
+  Json error = Json::parse(post(kTextPath, body).body).at("error");
+  EXPECT_EQ(error.at("param"), "bad_words");
+  EXPECT_NE(error.at("message").get<std::string>().find("at least"), std::string::npos) << error;
+  // Leading spaces of a bad word are not looked for.
+  body["bad_words"] = {std::string(1'000'000, ' ') + "x"};
+  post_ok(kTextPath, body);
+}
+
+TEST_F(ApiErrors, TheLongestTextThatFitsIsServed) {
+  std::string text;
+  for (int64_t i = 0; i + 1 < kMaxModelLen; ++i) text += "<|end|>";
+  Json body = completion(text);
+  body["max_tokens"] = 1;
+  post_ok(kTextPath, body);
+  body["prompt"] = text + "<|end|>";
+  EXPECT_EQ(Json::parse(post(kTextPath, body).body).at("error").at("code"), "context_length_exceeded");
+}
+
+TEST_F(ApiErrors, TooManyJsonValuesAreRefusedAndTheNextChatIsServed) {
+  std::string values = "[]";
+  for (int i = 0; i < 300'000; ++i) values += ",[]";
+  Json body = chat("hi");
+  body["chat_template_kwargs"] = Json::parse(R"({"a":[)" + values + "]}");
+  for (int i = 0; i < 5; ++i) {
+    http::Response response = post(kChatPath, body);
+    EXPECT_EQ(response.status, 400);
+    Json error = Json::parse(response.body).at("error");
+    EXPECT_EQ(error.at("param"), "messages");
+    EXPECT_NE(error.at("message").get<std::string>().find("300002 in chat_template_kwargs"),
+              std::string::npos)
+        << error;
+  }
+  post_ok(kChatPath, chat("hi"));
+  EXPECT_EQ(get("/readyz").status, 200);
+}
+
+TEST_F(ApiErrors, ChatIsUnavailableOnceNothingIsRendered) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  // In a process of its own: nothing undoes it.
+  EXPECT_EXIT(
+      {
+        auto hostile = text::ChatTemplate::create("{{ 'x' | indent(99999999999999) }}", "", "");
+        while (text::ChatTemplate::can_render()) EXPECT_FALSE(hostile->render("[]").ok());
+        http::Response response = post(kChatPath, chat("hi"));
+        EXPECT_EQ(response.status, 503) << response.body;
+        EXPECT_NE(response.headers.find("Retry-After"), nullptr);
+        Json error = Json::parse(response.body).at("error");
+        EXPECT_EQ(error.at("code"), "unavailable");
+        EXPECT_EQ(error.at("type"), "server_error");
+        EXPECT_TRUE(error.at("param").is_null());
+        EXPECT_EQ(get("/readyz").status, 503);
+        EXPECT_EQ(get("/livez").status, 200);
+        post_ok(kTextPath, completion("hi"));
+        std::fflush(stdout);
+        std::_Exit(HasFailure() ? 1 : 0);
+      },
+      ::testing::ExitedWithCode(0),
+      "");
 }
 
 TEST_F(ApiErrors, PathsAndMethods) {

@@ -135,6 +135,20 @@ TEST_F(ApiLog, WhoeverIsRefusedFindsItCounted) {
   EXPECT_NE(metrics.find("llm_dist_requests_refused_total{status=\"400\"} 1"), std::string::npos) << metrics;
 }
 
+TEST_F(ApiLog, SoIsWhatNoEndpointSees) {
+  start({.api_keys = {"key"}, .max_body_bytes = 1000});
+  const http::Headers key{{"Authorization", "Bearer key"}};
+  EXPECT_EQ(get("/v1/models").status, 401);
+  EXPECT_EQ(get("/nowhere", key).status, 404);
+  EXPECT_EQ(get(kTextPath, key).status, 405);
+  EXPECT_EQ(post(kTextPath, std::string(2000, 'x')).status, 413);
+  const std::string metrics = get("/metrics", key).body;
+  for (int status : {401, 404, 405, 413}) {
+    const std::string line = format("llm_dist_requests_refused_total{status=\"{}\"} 1", status);
+    EXPECT_NE(metrics.find(line), std::string::npos) << line << "\n" << metrics;
+  }
+}
+
 TEST_F(ApiLog, NeverHoldsPromptsAnswersOrKeys) {
   const std::string key = "sk-Verysecret9";
   const std::string prompt = "Pr0mptMarker";

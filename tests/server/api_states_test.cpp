@@ -131,7 +131,10 @@ TEST_F(ApiStates, ShutdownCutsOffAndFreesSequences) {
   });
   EXPECT_TRUE(eventually([&] { return engine->num_running() == 1; }));
   EXPECT_FALSE(server->shutdown(Deadline::after_seconds(0.05)).ok());
-  EXPECT_FALSE(waiting.get().ok());
+  auto cut = waiting.get();
+  ASSERT_TRUE(cut.ok()) << cut.status().to_string();
+  EXPECT_EQ(cut->status, 503);
+  EXPECT_EQ(error_code(*cut), "draining") << cut->body;
   EXPECT_TRUE(engine->idle());
 }
 

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -170,6 +173,60 @@ TEST(ChatTemplateMemory, IsBounded) {
   const auto text =
       make("{% for i in range(400) %}{% set x = 'x' * 1000000 %}{% endfor %}done").render(kHello, kPatient);
   EXPECT_EQ(text.value(), "done");
+}
+
+std::string repeated(std::string_view item, size_t count) {
+  std::string list;
+  for (size_t i = 0; i < count; ++i) list += (i == 0 ? "" : ",") + std::string(item);
+  return "[" + list + "]";
+}
+
+TEST(ChatTemplateMemory, ARequestsJsonAloneDoesNotUseItUp) {
+  const std::string kwargs = R"({"a":)" + repeated("[]", 2'000'000) + "}";
+  EXPECT_EQ(
+      error_of("{{ messages[0].content }}", kHello, {.kwargs_json = kwargs}),
+      "too many JSON values: 3 in messages, 0 in tools, 2000001 in chat_template_kwargs; a request may have "
+      "200000 together");
+  EXPECT_NE(error_of("", repeated(R"({"role":"user","content":""})", 500'000)).find("1500000 in messages"),
+            std::string::npos);
+  EXPECT_NE(error_of("", kHello, {.tools_json = repeated("{}", 500'000)}).find("500000 in tools"),
+            std::string::npos);
+}
+
+TEST(ChatTemplateMemory, HoldsAsManyJsonValuesAsARequestMayHave) {
+  // kHello has three, the array is one.
+  const auto with = [](size_t count) { return R"({"a":)" + repeated("null", count) + "}"; };
+  const ChatTemplate count = make("{{ a | length }}");
+  const std::string most = with(199'996);
+  EXPECT_EQ(count.render(kHello, {.kwargs_json = most, .timeout = kPatient.timeout}).value(), "199996");
+  const std::string more = with(199'997);
+  EXPECT_FALSE(count.render(kHello, {.kwargs_json = more, .timeout = kPatient.timeout}).ok());
+  // Nothing costs more than an object of one object; the template prints them all.
+  std::string nested = "{}";
+  for (int depth = 0; depth < 99; ++depth) nested = R"({"a key that is kept elsewhere":)" + nested + "}";
+  const std::string dear = R"({"a":)" + repeated(nested, 1990) + "}";
+  const auto printed =
+      make("{{ a | tojson | length }}").render(kHello, {.kwargs_json = dear, .timeout = kPatient.timeout});
+  EXPECT_TRUE(printed.ok()) << printed.status().to_string();
+}
+
+TEST(ChatTemplateMemory, TellsWhenNothingIsRenderedAnyMore) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  // In a process of its own: nothing undoes it.
+  EXPECT_EXIT(
+      {
+        const ChatTemplate harmless = make("{{ messages[0].content }}");
+        for (int i = 0; i < 4; ++i) {
+          EXPECT_TRUE(ChatTemplate::can_render());
+          EXPECT_NE(error_of("{{ 'x' | indent(99999999999999) }}").find("256 MiB"), std::string::npos);
+        }
+        EXPECT_FALSE(ChatTemplate::can_render());
+        EXPECT_EQ(harmless.render(kHello).status().code(), StatusCode::kUnavailable);
+        std::fflush(stdout);
+        std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
+      },
+      ::testing::ExitedWithCode(0),
+      "");
 }
 
 TEST(ChatTemplate, DeepValuesDoNotOverflowTheStack) {

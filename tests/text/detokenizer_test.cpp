@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "tests/text/vocabularies.h"
 
@@ -101,6 +103,99 @@ TEST(Detokenizer, MetaspaceBrokenBytesComeOutAtLast) {
   const std::string text = stream(*tokenizer, Ids(50, 3 + 0xE2), true);
   EXPECT_TRUE(is_valid_utf8(text));
   EXPECT_EQ(text.size(), 50u * 3);
+}
+
+constexpr int32_t byte_token(int byte) { return 3 + byte; }
+
+TEST(Detokenizer, MetaspaceBrokenBytesLeaveTheirNeighboursWhole) {
+  const auto tokenizer = make(metaspace_vocabulary());
+  const auto with = [](Ids front, const Ids& back) {
+    front.insert(front.end(), back.begin(), back.end());
+    return front;
+  };
+  const Ids emoji{byte_token(0xF0), byte_token(0x9F), byte_token(0x99), byte_token(0x82)};
+  const Ids half(emoji.begin(), emoji.begin() + 3);
+  const Ids newline{byte_token('\n')};
+  EXPECT_EQ(stream(*tokenizer, with(with({260}, newline), with(half, {260})), true), "a\n\uFFFDa");
+  EXPECT_EQ(stream(*tokenizer, with(with({260}, newline), half), true), "a\n\uFFFD");
+  EXPECT_EQ(stream(*tokenizer, with(with({260}, emoji), with(half, {264})), true), "a\U0001F642\uFFFD a");
+  EXPECT_EQ(stream(*tokenizer, with(half, emoji), true), "\uFFFD\U0001F642");
+  EXPECT_EQ(stream(*tokenizer, with(with(half, newline), {264}), true), "\uFFFD\n a");
+}
+
+// Decoding strips the text's first space; in all else a token is its bytes.
+TEST(Detokenizer, MetaspacePushesAndFlushAreTheBytesOfRandomIds) {
+  const auto tokenizer = make(metaspace_vocabulary());
+  std::mt19937 random(11);
+  for (int round = 0; round < 600; ++round) {
+    Ids ids;
+    std::string bytes;
+    const size_t size = random() % 40;
+    while (ids.size() < size) {
+      const std::string character = utf8(static_cast<uint32_t>(random() % 3 == 0 ? random() % 0x80 : 0x4f60));
+      const uint32_t kind = random() % 8;
+      // Characters made of bytes, whole or cut short; any token; any byte from 0x80 on.
+      const size_t cut = kind == 0 ? 1 : 0;
+      if (kind < 4) {
+        for (size_t i = 0; i + cut < character.size(); ++i) {
+          ids.push_back(byte_token(static_cast<unsigned char>(character[i])));
+        }
+      } else if (kind < 7) {
+        ids.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(tokenizer->vocab_size())));
+      } else {
+        ids.push_back(byte_token(static_cast<int>(0x80 + random() % 0x80)));
+      }
+    }
+    for (const int32_t id : ids) {
+      if (!tokenizer->is_special(id)) bytes += tokenizer->token_bytes(id);
+    }
+    if (bytes.starts_with(' ')) bytes.erase(0, 1);
+    std::string expected;
+    Utf8Stream whole;
+    whole.push(bytes, expected);
+    whole.flush(expected);
+    EXPECT_EQ(stream(*tokenizer, ids, true), expected);
+    if (is_valid_utf8(bytes)) {
+      EXPECT_EQ(tokenizer->decode(ids, true), expected);
+    }
+  }
+}
+
+TEST(Detokenizer, MetaspaceEmitsACharacterWithItsLastByte) {
+  const auto tokenizer = make(metaspace_vocabulary());
+  Detokenizer detokenizer(*tokenizer, true);
+  EXPECT_EQ(detokenizer.push(byte_token('\n')), "\n");
+  EXPECT_EQ(detokenizer.push(byte_token(0xE2)), "");
+  EXPECT_EQ(detokenizer.push(byte_token(0x82)), "");
+  EXPECT_EQ(detokenizer.push(byte_token(0xAC)), "\u20ac");
+  EXPECT_EQ(detokenizer.push(byte_token(0xE2)), "");
+  EXPECT_EQ(detokenizer.push(264), "\uFFFD a");
+}
+
+TEST(Detokenizer, MetaspaceContextThatEndsInsideACharacterBreaksNothing) {
+  const auto tokenizer = make(metaspace_vocabulary());
+  Detokenizer detokenizer(*tokenizer, true);
+  detokenizer.set_context(
+      Ids{260, 260, byte_token(0x9F), byte_token(0x99), byte_token(0x82), byte_token(0xE2)});
+  EXPECT_EQ(detokenizer.push(byte_token(0xC3)), "");
+  EXPECT_EQ(detokenizer.push(byte_token(0xA9)), "\u00e9");
+}
+
+// A byte-level decoder inside a sequence is decoded in windows, without byte tokens to speak of.
+TEST(Detokenizer, BrokenBytesOfAnyDecoderAreValidUtf8) {
+  TokenizerSpec spec = as_tokenizer_json(byte_vocabulary("gpt-2", {}));
+  const std::string decoder =
+      R"("decoder":{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true})";
+  const size_t at = spec.tokenizer_json.find(decoder);
+  ASSERT_NE(at, std::string::npos);
+  spec.tokenizer_json.replace(
+      at, decoder.size(), R"("decoder":{"type":"Sequence","decoders":[)" + decoder.substr(10) + "]}");
+  const auto tokenizer = make(spec);
+  ASSERT_FALSE(tokenizer->is_byte_level());
+  Ids ids(7, 0xE2);
+  ids.insert(ids.end(), {0xF0, 0x9F, 0x99, 0x82, 'a'});
+  const std::string text = stream(*tokenizer, ids, true);
+  EXPECT_TRUE(text.ends_with("\uFFFDa")) << text;
 }
 
 TEST(Detokenizer, CostOfAnIdDoesNotGrow) {

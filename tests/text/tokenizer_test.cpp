@@ -307,6 +307,97 @@ TEST(Tokenizer, HugeIdsInJsonAreRefused) {
   EXPECT_NE(error_of(spec).find("4000000000"), std::string::npos);
 }
 
+TokenizerSpec with_replaced(TokenizerSpec spec, const std::string& old, const std::string& now) {
+  const size_t at = spec.tokenizer_json.find(old);
+  EXPECT_NE(at, std::string::npos) << old;
+  spec.tokenizer_json.replace(at, old.size(), now);
+  return spec;
+}
+
+const std::string kAs(1000, 'a');
+
+TEST(Tokenizer, TheLongestTokenBoundsTheirNumber) {
+  // "<|end|>" covers seven bytes, in a text that is nothing else.
+  const auto tokenizer = make(byte_vocabulary("gpt-2", {}));
+  EXPECT_EQ(tokenizer->fewest_tokens(""), 0);
+  EXPECT_EQ(tokenizer->fewest_tokens(kAs.substr(0, 7)), 1);
+  EXPECT_EQ(tokenizer->fewest_tokens(kAs.substr(0, 8)), 2);
+  EXPECT_EQ(tokenizer->encode("<|end|><|end|>")->size(), 2u);
+  EXPECT_EQ(make(as_tokenizer_json(byte_vocabulary("gpt-2", {})))->fewest_tokens(kAs.substr(0, 8)), 2);
+  // A byte token's spelling, for all this vocabulary's own tokens are shorter.
+  EXPECT_EQ(make(metaspace_vocabulary())->fewest_tokens(kAs.substr(0, 7)), 2);
+}
+
+TEST(Tokenizer, NoTextHasFewerTokensThanItsBytesAllow) {
+  std::vector<TokenizerSpec> specs{byte_vocabulary("gpt-2", digit_merges()),
+                                   byte_vocabulary("qwen2", {{"\u00c3", "\u00a9"}}),
+                                   metaspace_vocabulary()};
+  if (const auto smollm2 = smollm2_vocabulary()) specs.push_back(*smollm2);
+  // What composition makes shortest, what a token covers most of, what a normalizer replaces.
+  const char* repeated[] = {"\u1fbe\u0308\u0301",
+                            "\u212a",
+                            "e\u0301",
+                            "1234",
+                            "\u2581",
+                            " a",
+                            "<|end|>",
+                            "</s>",
+                            "        ",
+                            "\u1112\u1161\u11ab"};
+  for (const TokenizerSpec& spec : specs) {
+    const auto tokenizer = make(spec);
+    for (const char* piece : repeated) {
+      std::string text;
+      for (int i = 0; i < 200; ++i) text += piece;
+      const auto ids = tokenizer->encode(text, {.add_special_tokens = false});
+      ASSERT_TRUE(ids.ok());
+      EXPECT_GE(static_cast<int64_t>(ids->size()), tokenizer->fewest_tokens(text)) << piece;
+    }
+  }
+}
+
+TEST(Tokenizer, BytesWithoutATokenCountForNothing) {
+  TokenizerSpec lacking = byte_vocabulary("gpt-2", {});
+  lacking.tokens['x'] = "xx";
+  const auto tokenizer = make(lacking);
+  EXPECT_EQ(tokenizer->encode("xxax")->size(), 1u);
+  EXPECT_EQ(tokenizer->fewest_tokens(std::string(1000, 'x') + "a"), 1);
+  EXPECT_EQ(tokenizer->fewest_tokens(std::string(1000, 'x') + "aaaaaaaa"), 2);
+  // What composition makes of other bytes may be such a one.
+  lacking.pre_tokenizer = "qwen2";
+  EXPECT_EQ(make(lacking)->fewest_tokens(kAs), 0);
+  if (const auto smollm2 = smollm2_vocabulary()) {
+    EXPECT_GT(make(*smollm2)->fewest_tokens(std::string(1'000'000, 'a')), 10'000);
+  }
+}
+
+TEST(Tokenizer, WhatDropsTextHasNoBound) {
+  const TokenizerSpec json = as_tokenizer_json(byte_vocabulary("gpt-2", {}));
+  const std::string byte_level =
+      R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true})";
+  const auto pre_tokenized = [&](const std::string& first) {
+    return make(with_replaced(
+        json, byte_level, R"({"type":"Sequence","pretokenizers":[)" + first + "," + byte_level + "]}"));
+  };
+  EXPECT_GT(pre_tokenized(R"({"type":"Digits","individual_digits":true})")->fewest_tokens(kAs), 0);
+  EXPECT_EQ(pre_tokenized(R"({"type":"WhitespaceSplit"})")->fewest_tokens(kAs), 0);
+  EXPECT_EQ(pre_tokenized(R"({"type":"Split","pattern":{"String":" "},"behavior":"Removed","invert":false})")
+                ->fewest_tokens(kAs),
+            0);
+  const auto normalized = [&](const std::string& normalizer) {
+    return make(with_replaced(json, R"("normalizer":null)", R"("normalizer":)" + normalizer));
+  };
+  EXPECT_GT(normalized(R"({"type":"NFC"})")->fewest_tokens(kAs), 0);
+  EXPECT_EQ(normalized(R"({"type":"Strip","strip_left":true,"strip_right":true})")->fewest_tokens(kAs), 0);
+  EXPECT_EQ(normalized(R"({"type":"Replace","pattern":{"String":"  "},"content":" "})")->fewest_tokens(kAs),
+            0);
+  // White space beside the token goes with it.
+  EXPECT_EQ(make(with_replaced(json, R"("rstrip":false)", R"("rstrip":true)"))->fewest_tokens(kAs), 0);
+  EXPECT_EQ(make(with_replaced(metaspace_vocabulary(), R"("byte_fallback":true)", R"("byte_fallback":false)"))
+                ->fewest_tokens(kAs),
+            0);
+}
+
 TEST(Tokenizer, ManyThreadsAgree) {
   const auto tokenizer = make(byte_vocabulary("llama-bpe", digit_merges()));
   const std::string text = "12 1234 <|end|> h\u00e9llo";

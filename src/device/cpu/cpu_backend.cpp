@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <limits>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <vector>
 
+#include "src/device/cpu/cgroup.h"
 #include "src/device/cpu/cpu_event.h"
 #include "src/device/cpu/cpu_stream.h"
 
@@ -31,52 +35,42 @@ std::string cpu_model_name() {
   return "CPU";
 }
 
-int64_t read_bytes_or(const std::string& path, int64_t otherwise) {
+// Nothing where the file is not there or says "max".
+std::optional<int64_t> read_bytes(const std::string& path) {
   std::ifstream file(path);
   int64_t value = 0;
-  return file >> value ? value : otherwise;  // "max" is no number: no limit
+  return file >> value ? std::optional(value) : std::nullopt;
 }
 
-// "memory" controller's path of this process: v2 lines read "0::/path", v1 lines "5:memory:/path".
-std::string cgroup_path(std::string_view controllers) {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    size_t first = line.find(':');
-    size_t second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    if (std::string_view(line).substr(first + 1, second - first - 1) == controllers)
-      return line.substr(second + 1);
+// The sum of the lines "name value" with one of `names`; proc/meminfo has a unit behind the value.
+int64_t sum_of(const std::string& path, std::initializer_list<std::string_view> names) {
+  std::ifstream file(path);
+  int64_t sum = 0;
+  std::string name, unit;
+  for (int64_t value = 0; file >> name >> value; std::getline(file, unit)) {
+    if (std::ranges::find(names, name) != names.end()) sum += value;
   }
-  return "";
+  return sum;
 }
 
 struct CgroupFiles {
-  std::string root, limit, usage, path;
+  std::string limit, usage;
+  // Of memory.stat, with the groups below. Pages in use as shared memory are in neither.
+  std::string_view inactive_file, active_file;
 };
 
-// Every ancestor's limit binds; usage is compared at the level that binds.
-void apply_cgroup(const CgroupFiles& files, MemoryInfo& info) {
-  std::string path = files.path;
-  while (true) {
-    std::string folder = files.root + path;
-    int64_t limit = read_bytes_or(folder + "/" + files.limit, std::numeric_limits<int64_t>::max());
-    if (limit < info.total_bytes) {
-      int64_t used = read_bytes_or(folder + "/" + files.usage, 0);
-      info.total_bytes = limit;
-      info.free_bytes = std::min(info.free_bytes, std::max<int64_t>(0, limit - used));
-    }
-    if (path.empty() || path == "/") return;
-    path.resize(path.find_last_of('/'));
+// Every level's limit binds, each with its own usage: the room may be least where the limit is not. The pages
+// of files count as free, as in MemAvailable; those of a model that was read twice are the active ones.
+void apply_cgroup(const std::vector<std::string>& folders, const CgroupFiles& files, MemoryInfo& info) {
+  for (const std::string& folder : folders) {
+    std::optional<int64_t> limit = read_bytes(folder + "/" + files.limit);
+    if (!limit) continue;
+    int64_t cached = sum_of(folder + "/memory.stat", {files.inactive_file, files.active_file});
+    // At least 0: the files were not read at one moment.
+    int64_t used = std::max<int64_t>(0, read_bytes(folder + "/" + files.usage).value_or(0) - cached);
+    info.total_bytes = std::min(info.total_bytes, *limit);
+    info.free_bytes = std::min(info.free_bytes, std::max<int64_t>(0, *limit - used));
   }
-}
-
-int64_t meminfo_bytes(const std::string& key) {
-  std::ifstream file("/proc/meminfo");
-  std::string name, unit;
-  for (int64_t kib = 0; file >> name >> kib; std::getline(file, unit)) {
-    if (name == key + ":") return kib * 1024;
-  }
-  return 0;
 }
 
 class CpuBackend : public Backend {
@@ -123,12 +117,15 @@ class CpuBackend : public Backend {
 
 }  // namespace
 
-MemoryInfo process_memory_info() {
-  MemoryInfo info{.free_bytes = meminfo_bytes("MemAvailable"), .total_bytes = meminfo_bytes("MemTotal")};
-  apply_cgroup({"/sys/fs/cgroup", "memory.max", "memory.current", cgroup_path("")}, info);
+MemoryInfo process_memory_info(const std::string& root) {
+  const std::string machine = root + "/proc/meminfo";
+  MemoryInfo info{.free_bytes = sum_of(machine, {"MemAvailable:"}) * 1024,
+                  .total_bytes = sum_of(machine, {"MemTotal:"}) * 1024};
   apply_cgroup(
-      {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", cgroup_path("memory")},
-      info);
+      cgroup_folders("", root), {"memory.max", "memory.current", "inactive_file", "active_file"}, info);
+  apply_cgroup(cgroup_folders("memory", root),
+               {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"},
+               info);
   return info;
 }
 

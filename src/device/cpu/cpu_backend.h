@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "src/device/backend.h"
 
@@ -16,8 +17,8 @@ struct CpuBackendOptions {
 
 std::unique_ptr<Backend> make_cpu_backend(CpuBackendOptions options);
 
-// Bytes this process may use at most: the lowest memory limit among its cgroups (v1 or v2) and the machine's
-// memory.
-MemoryInfo process_memory_info();
+// Bytes this process may use at most and may still take: the lowest among its cgroups (v1 or v2) and the
+// machine. What files fill as a cache may be taken. `root`: the folder that holds proc and sys, for tests.
+MemoryInfo process_memory_info(const std::string& root = "");
 
 }  // namespace llm_dist::device

@@ -14,7 +14,12 @@
 extern "C" {
 #endif
 
-enum { LLM_DIST_FFI_OK = 0, LLM_DIST_FFI_INVALID = 1, LLM_DIST_FFI_INTERNAL = 2 };
+enum {
+  LLM_DIST_FFI_OK = 0,
+  LLM_DIST_FFI_INVALID = 1,
+  LLM_DIST_FFI_INTERNAL = 2,
+  LLM_DIST_FFI_UNAVAILABLE = 3
+};
 
 typedef struct {
   const uint8_t* data; /* may be null when size is 0 */
@@ -79,6 +84,8 @@ int32_t llm_dist_tokenizer_decode(const llm_dist_tokenizer* tokenizer,
 uint32_t llm_dist_tokenizer_vocab_size(const llm_dist_tokenizer* tokenizer);
 /* Whether decoding is concatenating the tokens' bytes. */
 bool llm_dist_tokenizer_is_byte_level(const llm_dist_tokenizer* tokenizer);
+/* So many or more come of encoding it, found without that; 0 where nothing is known. */
+uint64_t llm_dist_tokenizer_fewest_tokens(const llm_dist_tokenizer* tokenizer, llm_dist_ffi_bytes text);
 /* -1 when there is no such token. */
 int64_t llm_dist_tokenizer_token_to_id(const llm_dist_tokenizer* tokenizer, llm_dist_ffi_bytes token);
 /* Calls `each` for every id in rising order, with the bytes that the token stands for. */
@@ -94,6 +101,8 @@ int32_t llm_dist_chat_template_new(llm_dist_ffi_bytes jinja,
                                    llm_dist_chat_template** out,
                                    llm_dist_ffi_sink error);
 void llm_dist_chat_template_free(llm_dist_chat_template* chat_template);
+/* False once too many renders of this process stand still: every other gets LLM_DIST_FFI_UNAVAILABLE. */
+bool llm_dist_chat_template_can_render(void);
 int32_t llm_dist_chat_template_render(const llm_dist_chat_template* chat_template,
                                       llm_dist_ffi_bytes messages,
                                       const llm_dist_ffi_render_options* options,

@@ -4,6 +4,7 @@
 
 mod abi;
 mod bpe;
+mod coverage;
 mod json;
 mod memory;
 mod pre_tokenizer;

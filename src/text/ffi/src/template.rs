@@ -13,7 +13,7 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{escape_formatter, Environment, Error, ErrorKind, Output, State};
 use serde_json::{Map, Value as Json};
 
-use crate::abi::{catch, guard, Bytes, Sink};
+use crate::abi::{catch, guard, Bytes, Sink, UNAVAILABLE_PREFIX};
 use crate::json::tojson;
 use crate::memory::{num_stopped_threads, Budget};
 
@@ -23,6 +23,9 @@ const MAX_INSTRUCTIONS: u64 = 2_000_000;
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Several times what the longest conversation of a request needs.
 const MAX_MEMORY_BYTES: usize = 256 << 20;
+/// Of a request. A value of JSON costs up to 250 bytes here (an object of one object): these, 50 MiB. Were they not
+/// bounded, requests could use up the memory whatever the template, and with it the renders below.
+const MAX_JSON_VALUES: usize = 200_000;
 /// A render that used up its memory keeps it.
 const MAX_STOPPED_RENDERS: usize = 4;
 /// Values that a template nests as deep as its instructions allow (400,000 levels) are dropped, printed and compared
@@ -141,8 +144,10 @@ impl Handle {
     /// Renders on a thread of its own. A template that outlasts the limit is left behind there: its instructions are
     /// bounded, so that the thread ends by itself. One that uses up its memory stays.
     fn render(&self, request: &Request) -> Result<String, String> {
-        if num_stopped_threads() >= MAX_STOPPED_RENDERS {
-            return Err(format!("{MAX_STOPPED_RENDERS} conversations have {USED_UP}; nothing is rendered any more"));
+        if !can_render() {
+            return Err(format!(
+                "{UNAVAILABLE_PREFIX}{MAX_STOPPED_RENDERS} conversations have {USED_UP}; nothing is rendered any more"
+            ));
         }
         let context = self.context(request)?;
         let environment = Arc::clone(&self.environment);
@@ -188,6 +193,10 @@ impl Handle {
             thread::park_timeout(left);
         }
     }
+}
+
+fn can_render() -> bool {
+    num_stopped_threads() < MAX_STOPPED_RENDERS
 }
 
 const USED_UP: &str = "used up the 256 MiB of memory that a chat template may hold";
@@ -256,6 +265,28 @@ fn parse(json: Bytes, what: &str) -> Result<Json, String> {
     serde_json::from_slice(json.as_slice()).map_err(|e| format!("{what} is not valid JSON: {e}"))
 }
 
+/// `json` and all that it holds. serde_json bounds the depth.
+fn num_values(json: &Json) -> usize {
+    1 + match json {
+        Json::Array(items) => items.iter().map(num_values).sum(),
+        Json::Object(entries) => entries.values().map(num_values).sum(),
+        _ => 0,
+    }
+}
+
+fn check_size(messages: &[Json], tools: &Json, kwargs: &Map<String, Json>) -> Result<(), String> {
+    let in_messages: usize = messages.iter().map(num_values).sum();
+    let in_tools: usize = tools.as_array().into_iter().flatten().map(num_values).sum();
+    let in_kwargs: usize = kwargs.values().map(num_values).sum();
+    if in_messages + in_tools + in_kwargs <= MAX_JSON_VALUES {
+        return Ok(());
+    }
+    Err(format!(
+        "too many JSON values: {in_messages} in messages, {in_tools} in tools, {in_kwargs} in chat_template_kwargs; \
+         a request may have {MAX_JSON_VALUES} together"
+    ))
+}
+
 impl Request {
     fn new(options: &RenderOptions, messages: Bytes) -> Result<Self, String> {
         let Json::Array(messages) = parse(messages, "messages")? else {
@@ -270,6 +301,7 @@ impl Request {
         if !(tools.is_null() || tools.is_array()) {
             return Err("tools must be a JSON array".into());
         }
+        check_size(&messages, &tools, &kwargs)?;
         if options.add_generation_prompt && options.continue_final_message {
             return Err("add_generation_prompt and continue_final_message exclude each other: set one of them".into());
         }
@@ -343,6 +375,11 @@ pub extern "C" fn llm_dist_chat_template_free(handle: *mut Handle) {
         // SAFETY: made by `llm_dist_chat_template_new` and freed once (header contract).
         drop(unsafe { Box::from_raw(handle) });
     }
+}
+
+#[no_mangle]
+pub extern "C" fn llm_dist_chat_template_can_render() -> bool {
+    can_render()
 }
 
 #[no_mangle]

@@ -9,6 +9,7 @@ use tokenizers::{DecoderWrapper, Tokenizer};
 
 use crate::abi::{guard, slice, Bytes, IdSink, Sink};
 use crate::bpe::{build, BpeSpec, Spelling};
+use crate::coverage::Coverage;
 
 /// Ids above this are a damaged file: the tables on the other side are indexed by id.
 const MAX_VOCAB: u32 = 1 << 24;
@@ -21,6 +22,7 @@ pub struct Handle {
     spellings: Vec<Spelling>,
     vocab_size: u32,
     style: ByteStyle,
+    coverage: Option<Coverage>,
 }
 
 /// How a token's spelling stands for bytes.
@@ -84,6 +86,11 @@ static ALPHABET: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
     map
 });
 
+fn alphabet_character(byte: u8) -> char {
+    let found = ALPHABET.iter().find(|(_, b)| **b == byte);
+    *found.expect("every byte has a character").0
+}
+
 /// The bytes a spelling stands for; a spelling with a character outside the alphabet (an added token) is itself.
 fn byte_level_bytes(spelling: &str) -> Vec<u8> {
     let mapped: Option<Vec<u8>> = spelling.chars().map(|c| ALPHABET.get(&c).copied()).collect();
@@ -95,14 +102,17 @@ impl Handle {
         // A training-time truncation or padding in the file must not cut prompts.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
-        let largest = tokenizer.get_vocab(true).into_values().max();
+        let vocabulary = tokenizer.get_vocab(true);
+        let largest = vocabulary.values().max().copied();
         let largest =
             largest.ok_or("the tokenizer's vocabulary is empty")?.max(spellings.len().saturating_sub(1) as u32);
         if largest >= MAX_VOCAB {
             return Err(format!("the tokenizer has a token with id {largest}; ids must be below {MAX_VOCAB}"));
         }
         let style = ByteStyle::of(&tokenizer);
-        Ok(Handle { tokenizer, plain: OnceLock::new(), spellings, vocab_size: largest + 1, style })
+        let coverage = Coverage::of(&tokenizer, &vocabulary, alphabet_character);
+        let plain = OnceLock::new();
+        Ok(Handle { tokenizer, plain, spellings, vocab_size: largest + 1, style, coverage })
     }
 
     fn with_special_as_text(&self) -> &Tokenizer {
@@ -211,6 +221,11 @@ pub extern "C" fn llm_dist_tokenizer_vocab_size(handle: *const Handle) -> u32 {
 #[no_mangle]
 pub extern "C" fn llm_dist_tokenizer_is_byte_level(handle: *const Handle) -> bool {
     borrow(handle).style == ByteStyle::ByteLevel
+}
+
+#[no_mangle]
+pub extern "C" fn llm_dist_tokenizer_fewest_tokens(handle: *const Handle, text: Bytes) -> u64 {
+    borrow(handle).coverage.as_ref().map_or(0, |c| c.fewest_tokens(text.as_slice())) as u64
 }
 
 #[no_mangle]

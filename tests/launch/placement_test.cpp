@@ -1,0 +1,45 @@
+#include "launch/placement.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/device/fake_system.h"
+
+namespace llm_dist::launch {
+namespace {
+
+TEST(QuotaCpus, IsNoneWithoutAQuota) {
+  device::FakeSystem system;
+  EXPECT_EQ(quota_cpus(system.root()), 0);
+  system.put("/proc/self/cgroup", "1:cpu:/job\n0::/service");
+  system.put_group("service/cpu.max", "max 100000");
+  system.put_group("cpu/job/cpu.cfs_quota_us", "-1");
+  system.put_group("cpu/job/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(quota_cpus(system.root()), 0);
+}
+
+TEST(QuotaCpus, TheSmallestOfEveryLevelBinds) {
+  device::FakeSystem system;
+  system.put("/proc/self/cgroup", "0::/user.slice/run.service");
+  system.put_group("cpu.max", "800000 100000");
+  EXPECT_EQ(quota_cpus(system.root()), 8);
+  system.put_group("user.slice/run.service/cpu.max", "150000 100000");
+  EXPECT_EQ(quota_cpus(system.root()), 1.5);
+  system.put_group("user.slice/cpu.max", "100000 200000");
+  EXPECT_EQ(quota_cpus(system.root()), 0.5);
+}
+
+TEST(QuotaCpus, Version1) {
+  device::FakeSystem system;
+  system.put("/proc/self/cgroup", "4:cpu,cpuacct:/docker/x\n0::/");
+  // In a container without a namespace of its own: the path is the host's, the mount is the container's
+  // group.
+  system.put_group("cpu/cpu.cfs_quota_us", "200000");
+  system.put_group("cpu/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(quota_cpus(system.root()), 2);
+  system.put_group("cpu/docker/x/cpu.cfs_quota_us", "50000");
+  system.put_group("cpu/docker/x/cpu.cfs_period_us", "50000");
+  EXPECT_EQ(quota_cpus(system.root()), 1);
+}
+
+}  // namespace
+}  // namespace llm_dist::launch
