@@ -107,6 +107,16 @@ std::string in_words(const CLI::App& command, const std::string& unknown, const 
   return format("{}: {}", unknown.empty() ? "a command is missing" : unknown + " is no command", names);
 }
 
+// What people bring along from where they served before, and is not a typing error.
+constexpr std::string_view kNotServed[] = {"--cpu-offload-gb",
+                                           "--data-parallel-size",
+                                           "--enable-expert-parallel",
+                                           "--enable-prefix-caching",
+                                           "--no-enable-prefix-caching",
+                                           "--seed",
+                                           "--swap-space",
+                                           "--trust-remote-code"};
+
 // "Did you mean --tensor-parallel-size?" for each flag that is not known, or for a command that is not.
 std::string suggestions(const CLI::App& command,
                         const std::string& unknown,
@@ -120,6 +130,10 @@ std::string suggestions(const CLI::App& command,
   for (const std::string& argument : arguments) {
     std::string flag = argument.substr(0, argument.find('='));
     if (flag.rfind("--", 0) != 0 || std::find(known.begin(), known.end(), flag) != known.end()) continue;
+    if (std::ranges::find(kNotServed, flag) != std::end(kNotServed)) {
+      lines += format("{} is known from other servers and not served here: leave it out.\n", flag);
+      continue;
+    }
     std::string best = close_match(flag, known);
     if (!best.empty()) lines += format("{} is not a flag here. Did you mean {}?\n", flag, best);
   }

@@ -8,13 +8,14 @@
 
 namespace llm_dist::engine {
 
-// Steps of 2^k to 2^(k+1) − 1 tokens count as of one size, and of each size the slowest counts. A decode says
-// little of a prompt that is a thousand times as long, which is why one figure for all steps would not do.
+// Steps of 2^k to 2^(k+1) − 1 tokens count as of one size, and of each size the slowest of late counts. A
+// decode says little of a prompt that is a thousand times as long, which is why one figure for all steps
+// would not do.
 class StepPace {
  public:
   void note(int64_t tokens, double seconds) {
     double& slowest = slowest_[size_of(tokens)];
-    slowest = std::max(slowest, seconds);
+    slowest = std::max(kKept * slowest, seconds);
   }
 
   // Of a step that computes this many tokens. From the nearest size that has been seen: a smaller one, as
@@ -31,6 +32,9 @@ class StepPace {
 
  private:
   static constexpr size_t kSizes = 32;
+  // Of what was, with each step of that size: a host that stood still for a minute is forgotten after some
+  // hundred.
+  static constexpr double kKept = 0.98;
   static size_t size_of(int64_t tokens) {
     const auto bits =
         static_cast<size_t>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(tokens, 1))));

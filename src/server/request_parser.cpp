@@ -98,6 +98,13 @@ MaybeError check_served(const Field& field, const Json& value) {
                   .code = "unsupported_parameter"};
 }
 
+// A whole number with all its digits.
+std::string in_full(double limit) {
+  constexpr double kExact = 0x1p53;
+  const bool whole = std::floor(limit) == limit && std::fabs(limit) < kExact;
+  return whole ? std::to_string(static_cast<int64_t>(limit)) : format("{}", limit);
+}
+
 MaybeError check_value(const Field& field, const Json& value) {
   if (!field.served) return check_served(field, value);
   if ((type_of(value) & field.types) == 0) {
@@ -107,9 +114,12 @@ MaybeError check_value(const Field& field, const Json& value) {
   if (value.is_number() && field.min <= field.max) {
     double number = value.get<double>();
     if (number < field.min || number > field.max) {
-      return refuse(
-          std::string(field.name),
-          format("'{}' must be between {} and {}, not {}", field.name, field.min, field.max, number));
+      return refuse(std::string(field.name),
+                    format("'{}' must be between {} and {}, not {}",
+                           field.name,
+                           in_full(field.min),
+                           in_full(field.max),
+                           number));
     }
   }
   return std::nullopt;

@@ -10,10 +10,20 @@ TEST(StepPace, NothingIsExpectedOfWhatWasNeverSeen) { EXPECT_EQ(StepPace().expec
 TEST(StepPace, TheSlowestOfASizeCounts) {
   StepPace pace;
   pace.note(2048, 3);
-  pace.note(2049, 5);
-  pace.note(4095, 4);
+  pace.note(4095, 5);
   EXPECT_EQ(pace.expected_seconds(2048), 5);
   EXPECT_EQ(pace.expected_seconds(4095), 5);
+  pace.note(2049, 4);
+  EXPECT_GT(pace.expected_seconds(2048), 4);
+}
+
+TEST(StepPace, AHostThatStoodStillIsForgotten) {
+  StepPace pace;
+  pace.note(8, 60);
+  for (int i = 0; i < 50; ++i) pace.note(8, 0.01);
+  EXPECT_GT(pace.expected_seconds(8), 20);
+  for (int i = 0; i < 500; ++i) pace.note(8, 0.01);
+  EXPECT_EQ(pace.expected_seconds(8), 0.01);
 }
 
 TEST(StepPace, ALongerStepTakesInProportion) {

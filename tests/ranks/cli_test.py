@@ -64,6 +64,12 @@ class Help(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("--tensor-parallel-size", done.stderr)
 
+    def test_a_flag_of_other_servers_is_said_not_to_be_served(self):
+        done = run(["serve", "model.gguf", "--swap-space", "4", "--enable-prefix-caching"])
+        self.assertNotEqual(done.returncode, 0)
+        for flag in ("--swap-space", "--enable-prefix-caching"):
+            self.assertIn(f"{flag} is known from other servers and not served here", done.stderr)
+
     def test_an_unknown_command_names_the_nearest(self):
         done = run(["genrate", "model.gguf"])
         self.assertNotEqual(done.returncode, 0)
