@@ -36,7 +36,7 @@ void ReplicasApi::enrol(const http::Request& request, const WriterPtr& writer) {
   Result<Enrolment> parsed = parse_enrolment(request.body);
   if (!parsed.ok()) return void(writer->send(error_reply(parsed.status())));
   for (int race = 0; race < kMaxRaces; ++race) {
-    if (auto answer = try_to_enrol(parsed.value())) return void(writer->send(std::move(*answer)));
+    if (auto answer = try_to_enrol(parsed.value())) return void(writer->send(*answer));
   }
   writer->send(error_reply(unavailable("the job changes too fast: try again")));
 }
