@@ -299,18 +299,19 @@ Status Supervisor::start_waiting(Queue& queue) {
 
 // False: it has to wait.
 Result<bool> Supervisor::start_if_room(const Job& job, Queue& queue) {
-  switch (queue.next(candidate_of(job), parts_.catalogue.quota(job.project))) {
+  const Candidate candidate = candidate_of(job);
+  const ProjectQuota quota = parts_.catalogue.quota(job.project);
+  switch (queue.next(candidate, quota)) {
     case Verdict::kStart: RETURN_IF_ERROR(start(job)); return true;
     case Verdict::kNever: break;
     default: return false;
   }
-  const int ranks = candidate_of(job).ranks;
+  const int ranks = candidate.ranks;
   const int slots = parts_.launcher.num_slots();
-  std::string message = ranks > slots ? format("{} ranks, and there are {} slots", ranks, slots)
-                                      : format("{} ranks, and project '{}' may have {} slots",
-                                               ranks,
-                                               job.project,
-                                               parts_.catalogue.quota(job.project).max_slots);
+  std::string message =
+      ranks > slots
+          ? format("{} ranks, and there are {} slots", ranks, slots)
+          : format("{} ranks, and project '{}' may have {} slots", ranks, job.project, quota.max_slots);
   RETURN_IF_ERROR(write({.job = job.id,
                          .expected_version = job.version,
                          .to = kFailed,

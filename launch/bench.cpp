@@ -54,7 +54,7 @@ std::string run_environment(RankProcess& process, const DrawFlags& draw) {
   json["temperature"] = draw.temperature;
   json["top_p"] = draw.top_p;
   json["top_k"] = draw.top_k;
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return json.dump();
 }
 
 void add_result_flag(CLI::App& app, std::string& result_file) {
