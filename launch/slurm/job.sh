@@ -21,19 +21,23 @@ prepare_step() {
 # run_step COMMAND…: the step, and its exit code in $code. This shell gets USR1 before the time limit and passes it on;
 # with a cancelled job Slurm sends TERM to every process by itself. Rank 0 drains on either, the other ranks wait for it.
 run_step() {
-  stopped=
+  stopped='' step='' early=''
+  # Before the step, since what a signal does by default is to end this shell.
+  trap 'stopped=USR1 trapped=1; if [ -n "$step" ]; then pass_usr1; else early=1; fi' USR1
+  trap 'stopped=TERM trapped=1' TERM
   srun "${srun_flags[@]}" "${program[@]}" "$@" "${interface[@]}" &
   step=$!
-  # The step may have ended by itself just now.
-  trap 'stopped=USR1 trapped=1; kill -USR1 $step 2>/dev/null || true' USR1
-  trap 'stopped=TERM trapped=1' TERM
+  [ -z "$early" ] || pass_usr1
   # A trap ends the wait with a code that is not the step's. The shell keeps the code of a step that has ended since.
   trapped=1
   while [ -n "$trapped" ]; do
     trapped='' code=0
-    wait $step || code=$?
+    wait "$step" || code=$?
   done
 }
+
+# The step may have ended by itself just now.
+pass_usr1() { kill -USR1 "$step" 2>/dev/null || true; }
 
 # put_back REASON: the job into the queue again; this shell ends with it.
 put_back() {

@@ -1,21 +1,28 @@
 #!/usr/bin/env python3
-"""launch/slurm/job.sh alone: the code of a step that ends while a signal is handled. It needs no Slurm."""
+"""launch/slurm/job.sh alone: a signal while a step starts, and a step that ends while one is handled. It needs no Slurm."""
+import concurrent.futures
+import contextlib
+import os
 import pathlib
 import signal
 import subprocess
 import unittest
 
 JOB = pathlib.Path(__file__).resolve().parents[2] / "launch/slurm/job.sh"
-# A step that ends with 7 on USR1. The `kill` that passes the signal on returns once the step has ended, so that the trap
-# always outlives it.
+# A step that ends with 7 on USR1, which the job's shell gets as soon as the step runs. That shell takes its time over
+# traps, and its `kill` returns once the step has ended, so that the trap always outlives it.
 SCRIPT = f"""
 set -euo pipefail
 source {JOB}
 program=() srun_flags=() interface=()
 srun() {{
-  trap 'exit 7' USR1
-  echo up
+  builtin trap 'exit 7' USR1
+  builtin kill -USR1 $$
   while :; do sleep 0.02; done
+}}
+trap() {{
+  sleep 0.05
+  builtin trap "$@"
 }}
 kill() {{
   builtin kill "$@" || return 1
@@ -26,25 +33,29 @@ echo "code $code stopped $stopped"
 builtin kill -USR1 $$
 echo "still there"
 """
+JOBS = 32
+
+
+def run_job():
+    """The lines that the job's shell prints, and its exit code."""
+    with subprocess.Popen(["bash", "-c", SCRIPT], stdout=subprocess.PIPE, text=True, start_new_session=True) as job:
+        try:
+            return job.communicate(timeout=30)[0].splitlines(), job.returncode
+        finally:
+            # The step, too: should its shell have ended without it, it would run for ever.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
 
 
 class Job(unittest.TestCase):
-    def run_until_usr1(self):
-        """The lines that the job's shell prints, and its exit code."""
-        with subprocess.Popen(["bash", "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as job:
-            try:
-                self.assertEqual(job.stdout.readline(), "up\n")
-                job.send_signal(signal.SIGUSR1)
-                return job.communicate(timeout=30)[0].splitlines(), job.returncode
-            finally:
-                job.kill()
-
-    def test_the_code_is_the_steps_also_where_it_ends_within_the_trap(self):
-        lines, _ = self.run_until_usr1()
-        self.assertEqual(lines[0], "code 7 stopped USR1")
+    def test_the_code_is_the_steps_whenever_the_signal_comes(self):
+        # Side by side, some shells have not gone on behind the step's start when the signal comes.
+        with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+            for lines, _ in [job.result() for job in [pool.submit(run_job) for _ in range(JOBS)]]:
+                self.assertEqual(lines[0], "code 7 stopped USR1")
 
     def test_a_signal_after_the_steps_end_does_not_end_the_job(self):
-        lines, code = self.run_until_usr1()
+        lines, code = run_job()
         self.assertEqual((lines[1:], code), (["still there"], 0))
 
 
