@@ -1,38 +1,18 @@
 #include "src/checkpoint/dummy.h"
 
-#include <span>
 #include <string_view>
 
 #include "src/base/fnv1a.h"
 #include "src/checkpoint/quantize.h"
+#include "src/checkpoint/row_loops.h"
 
 namespace llm_dist::checkpoint {
 namespace {
-
-constexpr double kStandardDeviation = 0.02;
 
 uint64_t mix(uint64_t x) {  // the finalizer of SplitMix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
-}
-
-// values[i] for column col_begin + i of the row. Integers of 32 bits throughout: what a compiler vectorizes
-// for any processor, where products of 64 bits would take most of a large model's start.
-void normal_row(uint64_t row_key, int64_t col_begin, std::span<float> values) {
-  const auto first_key = static_cast<uint32_t>(row_key);
-  const auto second_key = static_cast<uint32_t>(row_key >> 32);
-  // Four uniform values in [0, 255]: mean 510, variance 4 · 256² / 12.
-  constexpr auto kScale = static_cast<float>(kStandardDeviation / (256.0 * 0.57735026918962576));
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint32_t bits = (static_cast<uint32_t>(col_begin + static_cast<int64_t>(i)) ^ first_key) * 0x7feb352du;
-    bits ^= bits >> 15;
-    bits = (bits ^ second_key) * 0x846ca68bu;
-    bits ^= bits >> 16;
-    const uint32_t pairs = (bits & 0x00ff00ffu) + ((bits >> 8) & 0x00ff00ffu);
-    const auto sum = static_cast<int32_t>((pairs & 0xffffu) + (pairs >> 16));
-    values[i] = kScale * static_cast<float>(sum - 510);
-  }
 }
 
 class ListBuilder {
@@ -102,7 +82,7 @@ void fill_dummy(const SliceChunk& chunk) {
   std::vector<float> values(static_cast<size_t>(request.col_count), 1.0f);
   for (int64_t row = chunk.row_begin; row < chunk.row_begin + chunk.row_count; ++row) {
     uint64_t row_key = mix(name_key + static_cast<uint64_t>(row) * 0x9e3779b97f4a7c15u);
-    if (!is_norm) normal_row(row_key, request.col_begin, values);
+    if (!is_norm) make_up_row(row_key, request.col_begin, values.data(), request.col_count);
     quantize_row(slice.tensor->scheme, values.data(), slice.destination_of(row), request.col_count);
   }
 }

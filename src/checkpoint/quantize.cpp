@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "src/base/check.h"
+#include "src/checkpoint/row_loops.h"
 
 namespace llm_dist::checkpoint {
 namespace {
@@ -106,7 +107,7 @@ void dequantize_row(WeightScheme scheme, const std::byte* row, float* out, int64
   CHECK(k % traits.block_values == 0, "{} values of {}", k, scheme);
   if (scheme == WeightScheme::kF32) return dense_to_float<float>(row, out, k);
   if (scheme == WeightScheme::kF16) return dense_to_float<Float16>(row, out, k);
-  if (scheme == WeightScheme::kBF16) return dense_to_float<BFloat16>(row, out, k);
+  if (scheme == WeightScheme::kBF16) return widen_bf16_row(row, out, k);
   if (scheme == WeightScheme::kF8E4M3) return dense_to_float<Float8E4M3>(row, out, k);
   for (int64_t block = 0; block < k / traits.block_values; ++block)
     dequantize_block(scheme, row + block * traits.block_bytes, out + block * traits.block_values);
@@ -117,17 +118,14 @@ void quantize_row(WeightScheme scheme, const float* values, std::byte* row, int6
   CHECK(k % traits.block_values == 0, "{} values of {}", k, scheme);
   if (scheme == WeightScheme::kF32) return dense_from_float<float>(values, row, k);
   if (scheme == WeightScheme::kF16) return dense_from_float<Float16>(values, row, k);
-  if (scheme == WeightScheme::kBF16) return dense_from_float<BFloat16>(values, row, k);
-  if (scheme == WeightScheme::kF8E4M3) return dense_from_float<Float8E4M3>(values, row, k);
+  if (scheme == WeightScheme::kBF16) return round_to_bf16_row(values, row, k);
+  if (scheme == WeightScheme::kF8E4M3) return encode_f8_row(values, 1.0f, row, k);
   for (int64_t block = 0; block < k / traits.block_values; ++block)
     quantize_block(scheme, values + block * traits.block_values, row + block * traits.block_bytes);
 }
 
 float f8_row_scale(const float* values, int64_t k) {
-  // As integers: magnitudes stand in the same order, and what is not finite above all others.
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < k; ++i)
-    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffffu);
+  const uint32_t largest = largest_magnitude_bits(values, k);
   if (largest == 0) return 1.0f;
   const auto magnitude = std::bit_cast<float>(largest);
   if (!std::isfinite(magnitude)) return std::numeric_limits<float>::quiet_NaN();
@@ -135,7 +133,7 @@ float f8_row_scale(const float* values, int64_t k) {
 }
 
 void quantize_f8(const float* values, float scale, std::byte* codes, int64_t k) {
-  for (int64_t i = 0; i < k; ++i) codes[i] = static_cast<std::byte>(to_f8e4m3(values[i] / scale).bits);
+  encode_f8_row(values, scale, codes, k);
 }
 
 }  // namespace llm_dist::checkpoint

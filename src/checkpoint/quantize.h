@@ -1,5 +1,5 @@
-// Conversions between stored rows (WeightScheme) and float: the slow, obvious reference that kernels are
-// tested against, and what converting a checkpoint uses.
+// Conversions between stored rows (WeightScheme) and float: the reference that kernels are tested against,
+// and what converting a checkpoint uses. Those of blocks are slow and obvious; dense ones are row_loops.h.
 #pragma once
 
 #include <cstddef>

@@ -1,18 +1,11 @@
 #include "tests/kernels/instructions.h"
 
-#include <hwy/targets.h>
-
 #include "kernels/cpu/cpu_op_state.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "tests/highway_targets.h"
 
 namespace llm_dist::kernels {
 namespace {
-
-// 0: all of this CPU's.
-void use_targets(int64_t targets) {
-  hwy::SetSupportedTargetsForTest(targets);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
 
 Result<std::unique_ptr<OpState>> make_avx2_state(device::Backend& backend, const OpStateOptions& options) {
   ASSIGN_OR_RETURN(std::unique_ptr<CpuOpState> state,
@@ -22,8 +15,10 @@ Result<std::unique_ptr<OpState>> make_avx2_state(device::Backend& backend, const
 
 }  // namespace
 
-Instructions::Instructions(bool avx2_only) : avx2_only_(avx2_only) { use_targets(avx2_only ? HWY_AVX2 : 0); }
-Instructions::~Instructions() { use_targets(0); }
+Instructions::Instructions(bool avx2_only) : avx2_only_(avx2_only) {
+  use_highway_targets(avx2_only ? HWY_AVX2 : 0);
+}
+Instructions::~Instructions() { use_highway_targets(0); }
 
 const OpTable& Instructions::ops() const {
   static const OpTable avx2 = [] {

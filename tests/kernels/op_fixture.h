@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <cmath>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "kernels/cpu/cpu_op_state.h"
 #include "kernels/cpu/cpu_ops.h"
 #include "src/device/cpu/cpu_backend.h"
+#include "tests/highway_targets.h"
 
 namespace llm_dist::kernels {
 
@@ -127,12 +127,12 @@ class OpTest : public testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override {
     if ((hwy::SupportedTargets() & GetParam()) == 0) GTEST_SKIP() << "this CPU lacks the instruction set";
-    use_targets(GetParam());
+    use_highway_targets(GetParam());
     backend_ = device::make_cpu_backend({.threads = 2});
     stream_ = backend_->make_stream("test");
     state_ = make_state({.threads = 2, .max_tokens = 512, .max_features = 4096, .vocab_size = 50000});
   }
-  void TearDown() override { use_targets(0); }
+  void TearDown() override { use_highway_targets(0); }
 
   std::unique_ptr<OpState> make_state(const OpStateOptions& options) {
     return cpu_ops().make_state(*backend_, options).value();
@@ -161,12 +161,6 @@ class OpTest : public testing::TestWithParam<int64_t> {
   std::unique_ptr<device::Backend> backend_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<OpState> state_;
-
- private:
-  static void use_targets(int64_t targets) {
-    hwy::SetSupportedTargetsForTest(targets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
 };
 
 inline constexpr int64_t kTargets[] = {HWY_AVX2, HWY_AVX3};

@@ -41,7 +41,7 @@ VENDOR = [
     (r"nlohmann/.*", ["src/checkpoint", "src/http", "src/server", "cluster", "launch", "tests"]),
     (r"prometheus/.*", ["src/server"]),
     (r"oneapi/dnnl/.*|dnnl\.hpp?", ["kernels/cpu", "tests/kernels"]),
-    (r"hwy/.*", ["kernels/cpu", "tests/kernels"]),
+    (r"hwy/.*", ["kernels/cpu", "src/checkpoint", "tests"]),
     (r"hwloc\.h", ["launch"]),
     (r"CLI/.*", ["launch", "tests/launch"]),
     (r"openssl/.*", ["src/http", "comm/tcp", "tests/http"]),
