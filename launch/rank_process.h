@@ -81,6 +81,7 @@ class RankProcess {
   RankProcess() = default;
   Status connect(const EngineFlags& flags);
   Status find_device(const EngineFlags& flags);
+  Status open_model(const EngineFlags& flags);
   Status prepare(const EngineFlags& flags, bool sees_ops);
   Status start_traces(const EngineFlags& flags);
   Status write_profile();
