@@ -26,6 +26,8 @@ struct Observation {
   bool running = false;
   // Of what has ended; absent when nobody was there to see it.
   std::optional<int> exit_code{};
+  // The last line in which llm-dist itself said why it ended; empty: none was found.
+  std::string last_words{};
 };
 
 enum class StopMode : uint8_t { kTerminate, kKill };

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 
@@ -26,6 +27,8 @@ namespace {
 
 constexpr auto kEndOfKilled = std::chrono::seconds(1);
 constexpr auto kBetweenLooks = std::chrono::milliseconds(10);
+constexpr std::streamoff kEndOfLog = 64 << 10;
+constexpr size_t kLongestWords = 2000;
 
 // A process by what no other one ever shares: its id and when it started.
 struct Process {
@@ -193,6 +196,7 @@ Observation LocalLauncher::observe(const std::string& handle, const std::string&
   Observation ended;
   int code = 0;
   if (std::ifstream(exit_file_of(folder)) >> code) ended.exit_code = code;
+  ended.last_words = last_words(log_file_of(folder));
   return ended;
 }
 
@@ -226,6 +230,23 @@ std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options) {
 
 std::string exit_file_of(const std::string& folder) { return folder + "/exit"; }
 std::string log_file_of(const std::string& folder) { return folder + "/log"; }
+
+std::string last_words(const std::string& log_file) {
+  constexpr std::string_view kMark = "llm-dist: ";
+  std::ifstream file(log_file, std::ios::binary);
+  file.seekg(0, std::ios::end);
+  file.seekg(std::max<std::streamoff>(0, static_cast<std::streamoff>(file.tellg()) - kEndOfLog));
+  std::string words;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(kMark)) words = line.substr(kMark.size());
+    if (!line.starts_with('{')) continue;
+    nlohmann::json entry = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!entry.is_object() || entry.value("level", nlohmann::json()) != "error") continue;
+    nlohmann::json message = entry.value("message", nlohmann::json());
+    if (message.is_string()) words = message.get<std::string>();
+  }
+  return words.substr(0, kLongestWords);
+}
 
 std::vector<int> processes_with(const std::string& name, const std::string& value) {
   std::vector<int> found;

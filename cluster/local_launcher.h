@@ -21,6 +21,9 @@ std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options);
 // Where a keeper writes the exit code of its command.
 std::string exit_file_of(const std::string& folder);
 std::string log_file_of(const std::string& folder);
+// The last line of a log in which llm-dist said why it ends ("llm-dist: …", or an error of --log-format
+// json), without what introduces it; behind it stand mpirun's own words. Empty: the log's end has none.
+std::string last_words(const std::string& log_file);
 
 // The processes whose environment has NAME=VALUE, without this one.
 std::vector<int> processes_with(const std::string& name, const std::string& value);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "cluster/job_spec.h"
+#include "src/base/exit_code.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
 #include "src/http/digest.h"
@@ -28,6 +29,13 @@ bool holds_slots(const Job& job) {
 // What a crash of ours interrupted, or a user suspended, is not the job's failure.
 bool is_failure(std::string_view why) { return why != kLost && why != kSuspendedWhy; }
 bool is_failure(const Attempt& attempt) { return is_failure(attempt.reason); }
+
+// What refuses a configuration will refuse it again. Where it has served once, its files and its machine may
+// come back: a folder that is not mounted yet, for example.
+bool is_refused_for_good(int exit_code, const std::vector<Attempt>& attempts) {
+  return is_refusal(exit_code) &&
+         std::all_of(attempts.begin(), attempts.end(), [](const Attempt& a) { return a.endpoint.empty(); });
+}
 
 Candidate candidate_of(const Job& job) {
   return {job.project, read_job_spec(job.spec).num_ranks(), job.replica_of != 0};
@@ -181,6 +189,7 @@ Status Supervisor::attempt_ended(const Job& job, const Attempt& attempt, const O
   int code = seen.exit_code.value_or(-1);
   ChangeJob change{.job = job.id, .expected_version = job.version, .attempt = attempt.number};
   change.message = code < 0 ? "the exit code is unknown" : format("exit code {}", code);
+  if (is_refusal(code) && !seen.last_words.empty()) change.message += ": " + seen.last_words;
   change.attempt_change = AttemptChange{.state = AttemptState::kEnded, .reason = why, .exit_code = code};
   forget(job.id);
   return settle(job, std::move(change), why);
@@ -213,6 +222,11 @@ Status Supervisor::settle(const Job& job, ChangeJob change, const std::string& w
 
 Status Supervisor::settle_failure(const Job& job, ChangeJob change, const std::string& why) {
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
+  if (is_refused_for_good(change.attempt_change->exit_code.value_or(-1), attempts)) {
+    change.to = kFailed;
+    change.reason = "refused";
+    return write(std::move(change));
+  }
   auto failures = std::count_if(
       attempts.begin(), attempts.end(), [](const Attempt& attempt) { return is_failure(attempt); });
   bool over = job.kind == JobKind::kBench

@@ -69,7 +69,7 @@ Status check_room(const LatencyFlags& flags, const engine::EngineOptions& option
     const int64_t blocks =
         batch * ((tokens + options.block_size - 1) / options.block_size + rounding) + batch / 2;
     if (blocks > options.num_blocks)
-      return invalid_argument(
+      return resource_exhausted(
           format("a batch of {} needs a KV cache of {} tokens, and there is memory for {}: fewer sequences "
                  "(--batch), shorter ones (--input-len, --output-len) or more ranks",
                  batch,

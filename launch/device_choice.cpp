@@ -106,6 +106,7 @@ Status add_device_resources(const RankDevice& device, RankResources& resources) 
   if (device.device.type == DeviceType::kCpu) return ok_status();
   ASSIGN_OR_RETURN(device::MemoryInfo memory, device.backend->memory_info());
   resources.memory_bytes = memory.free_bytes;
+  resources.total_memory_bytes = memory.total_bytes;
   resources.default_kv_bytes = 0;
   resources.own_device = true;
   resources.bf16_arithmetic = true;

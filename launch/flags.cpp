@@ -416,7 +416,7 @@ Status fit_memory(const EngineFlags& flags,
   int64_t one_sequence = options.max_blocks_per_sequence() * plan.kv_block_bytes;
   int64_t wanted = flags.memory.kv_cache_memory_bytes;
   if (wanted > 0 && wanted < one_sequence) {
-    return resource_exhausted(
+    return invalid_argument(
         format("--kv-cache-memory-bytes {} holds {} tokens, fewer than one sequence of --max-model-len {}, "
                "which takes {} "
                "bytes: lower the one or raise the other",
@@ -427,7 +427,9 @@ Status fit_memory(const EngineFlags& flags,
   }
   int64_t least = plan.fixed_bytes() + (wanted > 0 ? wanted : one_sequence);
   if (least > usable) {
-    return resource_exhausted(
+    const bool never_fits = least > usable_memory(flags, resources.total_memory_bytes);
+    return Status(
+        never_fits ? StatusCode::kInvalidArgument : StatusCode::kResourceExhausted,
         format("{} does not fit: rank {} needs {} ({} without KV cache) and may use {} of {} free\n{}"
                "More ranks (--tp, --pp) hold less each; --max-model-len and --max-num-batched-tokens shrink "
                "the rest.",

@@ -109,6 +109,7 @@ struct RankResources {
   bool peer_memory = false;                   // EngineOptions::peer_memory
   bool peer_hand_off = false;                 // EngineOptions::peer_hand_off
   int64_t memory_bytes = 0;                   // free for this rank
+  int64_t total_memory_bytes = 0;             // free for this rank if nothing else were there
   int64_t default_kv_bytes = 0;  // the KV cache takes no more unless asked to; 0: all that is left
 };
 
@@ -129,7 +130,7 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
 int64_t usable_memory(const EngineFlags& flags, int64_t free_bytes);
 
 // Sets kv_cache_bytes of `options` from the rank's memory, or says, with the plan, that the model does not
-// fit.
+// fit: resource_exhausted where it would if the memory were free, else invalid_argument.
 Status fit_memory(const EngineFlags& flags,
                   const checkpoint::Checkpoint& checkpoint,
                   const kernels::OpTable& ops,

@@ -13,6 +13,7 @@
 #include "launch/flag_errors.h"
 #include "launch/shell_help.h"
 #include "launch/thread_waits.h"
+#include "src/base/exit_code.h"
 #include "src/base/log_format.h"
 
 namespace {
@@ -82,9 +83,9 @@ int main(int argc, char** argv) {
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   auto all = llm_dist::launch::with_config_file(program, arguments);
   if (!all.ok()) {
-    if (!leads_world()) return after_the_leader(1);
+    if (!leads_world()) return after_the_leader(llm_dist::kRefusedExitCode);
     llm_dist::announce(all.status().message());
-    return 1;
+    return llm_dist::kRefusedExitCode;
   }
   try {
     // CLI11 takes the last one first.

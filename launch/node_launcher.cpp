@@ -14,11 +14,12 @@
 #include "comm/host/socket.h"
 #include "launch/exit_code.h"
 #include "src/base/clock.h"
+#include "src/base/exit_code.h"
 
 namespace llm_dist::launch {
 namespace {
 
-constexpr int kUsageExitCode = 1;
+constexpr int kNotStartedExitCode = 1;
 // The ranks end each other within this; who is left then has not met the others yet, or stands still.
 constexpr auto kFarewell = std::chrono::seconds(3);
 constexpr long kPollNanoseconds = 100'000'000;
@@ -57,7 +58,7 @@ class Ranks {
     Status prepared = prepare_meeting(flags, &listener);
     if (!prepared.ok()) {
       std::fprintf(stderr, "llm-dist: %s\n", prepared.message().c_str());
-      code_ = kUsageExitCode;
+      code_ = kNotStartedExitCode;
       return false;
     }
     sigemptyset(&signals_);
@@ -70,7 +71,7 @@ class Ranks {
       pid_t pid = fork();
       if (pid < 0) {
         std::perror("llm-dist: starting a rank");
-        code_ = kUsageExitCode;
+        code_ = kNotStartedExitCode;
         return false;
       }
       if (pid == 0) {
@@ -183,7 +184,7 @@ int in_ranks(LaunchFlags& flags, const std::function<int()>& command) {
   if (flags.nnodes == 0) flags.nnodes = 1;
   if (Status status = check(flags); !status.ok()) {
     std::fprintf(stderr, "llm-dist: %s\n", status.message().c_str());
-    return kUsageExitCode;
+    return kRefusedExitCode;
   }
   if (flags.nproc_per_node == 1) {
     flags.bootstrap.ranks = ranks_of(flags, 0);

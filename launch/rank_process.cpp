@@ -16,6 +16,7 @@
 #include "launch/profile_report.h"
 #include "launch/trace_file.h"
 #include "launch/whole_file.h"
+#include "src/base/exit_code.h"
 #include "src/base/log_format.h"
 #include "src/checkpoint/progress.h"
 #include "src/engine/engine.h"
@@ -59,6 +60,16 @@ comm::HostWorld host_world(comm::World& world, const std::string& interface_name
     return world.all_gather_bytes(mine, Deadline::after_seconds(kAgreeSeconds));
   };
   return hosts;
+}
+
+// Wrong however often it is tried, unlike a port that is taken or a machine that is short of memory now.
+bool is_configuration(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kNotFound:
+    case StatusCode::kUnimplemented: return true;
+    default: return false;
+  }
 }
 
 // Ends the process, without a destructor, where `status` is an error.
@@ -352,7 +363,7 @@ int end(RankProcess& process, Status status) {
 int report(const RankProcess* process, const Status& status) {
   if (status.ok()) return 0;
   if (process == nullptr || process->leads()) announce(status.message());
-  return 1;
+  return process != nullptr && process->agreed_on_error() && is_configuration(status) ? kRefusedExitCode : 1;
 }
 
 }  // namespace llm_dist::launch

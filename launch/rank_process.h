@@ -119,7 +119,8 @@ class RankProcess {
 // this rank alone ends every rank.
 int end(RankProcess& process, Status status);
 
-// Turns a Status into the process's exit code, printing it once for the world.
+// Turns a Status into the process's exit code, printing it once for the world. kRefusedExitCode where flags
+// or files are wrong and all ranks know it, before anything runs; 1 for what may be otherwise another time.
 int report(const RankProcess* process, const Status& status);
 
 }  // namespace llm_dist::launch

@@ -33,7 +33,11 @@ class Cluster:
         self.port = free_port()
         self.process = None
         arguments = ["--max-model-len", "256", "--threads", "1", "--kv-cache-memory-bytes", "33554432"]
-        catalogue = {"models": {"smollm2": {"path": str(MODEL), "arguments": arguments}}}
+        catalogue = {"models": {"smollm2": {"path": str(MODEL), "arguments": arguments},
+                                "gone": {"path": "/no/such/model.gguf"},
+                                "json": {"path": "/no/such/model.gguf", "arguments": ["--log-format", "json"]},
+                                "mistyped": {"path": str(MODEL), "arguments": ["--max-modle-len", "256"]},
+                                "too-long": {"path": str(MODEL), "arguments": ["--max-model-len", "1000000"]}}}
         (self.folder / "models.json").write_text(json.dumps(catalogue))
 
     def make_certificate(self):
@@ -271,6 +275,20 @@ class ReplicasTest(unittest.TestCase):
         cluster.wait_state(job, "RUNNING")
         cluster.kill()
         self.nothing_left(cluster)
+
+    def test_what_is_refused_fails_at_once_and_says_why(self):
+        cluster = self.cluster()
+        for body, words in (({"type": "serve", "model": "gone"}, "/no/such/model.gguf"),
+                            ({"type": "serve", "model": "gone", "tp": 2}, "/no/such/model.gguf"),
+                            ({"type": "serve", "model": "json"}, "/no/such/model.gguf"),
+                            ({"type": "serve", "model": "mistyped", "tp": 2}, "--max-modle-len"),
+                            ({"type": "serve", "model": "too-long"}, "1000000"),
+                            ({"type": "bench", "model": "gone", "bench": "latency"}, "/no/such/model.gguf")):
+            with self.subTest(body=body):
+                job = cluster.wait_state(cluster.call("POST", "/v1/jobs", body)["id"], "FAILED", attempt=1)
+                self.assertEqual(job["reason"], "refused")
+                self.assertRegex(job["message"], r"^exit code \d+: ")
+                self.assertIn(words, job["message"])
 
     def test_a_bench_leaves_its_result(self):
         cluster = self.cluster()

@@ -25,6 +25,7 @@ class FakeMachine : public Launcher {
     LaunchRequest request;
     bool running = true;
     std::optional<int> exit_code{};
+    std::string last_words{};
     int num_terminates = 0;
     int num_kills = 0;
   };
@@ -38,7 +39,7 @@ class FakeMachine : public Launcher {
   }
   Observation observe(const std::string& handle, const std::string&) override {
     const Process& process = processes[std::stoul(handle)];
-    return {.running = process.running, .exit_code = process.exit_code};
+    return {.running = process.running, .exit_code = process.exit_code, .last_words = process.last_words};
   }
   void stop(const std::string& handle, StopMode mode) override {
     Process& process = processes[std::stoul(handle)];
@@ -54,9 +55,10 @@ class FakeMachine : public Launcher {
     swept.insert(mark);
     return found;
   }
-  void exit(size_t process, int code) {
+  void exit(size_t process, int code, const std::string& last_words = "") {
     processes[process].running = false;
     processes[process].exit_code = code;
+    processes[process].last_words = last_words;
   }
   size_t num_running() const {
     return std::count_if(processes.begin(), processes.end(), [](const Process& p) { return p.running; });

@@ -105,6 +105,47 @@ TEST_F(SupervisorTest, AReplicaThatCrashesIsRestartedUntilItCrashesTooOften) {
   EXPECT_EQ(job(id).reason, "crash_loop");
 }
 
+TEST_F(SupervisorTest, WhatIsRefusedIsNotTriedAgain) {
+  for (JobKind kind : {JobKind::kServe, JobKind::kBench}) {
+    for (int code : {78, 100, 114}) {
+      SCOPED_TRACE(code);
+      JobId id = submit(kind);
+      tick();
+      machine_.exit(machine_.processes.size() - 1, code, "m.gguf: no such file");
+      tick();
+      tick();  // a measurement runs from its first look on
+      EXPECT_EQ(state(id), kFailed);
+      EXPECT_EQ(job(id).reason, "refused");
+      EXPECT_EQ(job(id).message, format("exit code {}: m.gguf: no such file", code));
+      EXPECT_EQ(store_->attempts(id).value().size(), 1u);
+    }
+  }
+}
+
+TEST_F(SupervisorTest, WhatMayHaveAnotherReasonIsTriedAgain) {
+  for (int code : {1, 70, 77, 79, 99, 115, 127, 134, 137}) {
+    SCOPED_TRACE(code);
+    JobId id = submit(JobKind::kServe);
+    tick();
+    machine_.exit(machine_.processes.size() - 1, code);
+    tick();
+    EXPECT_EQ(state(id), kRecovering);
+    wish(id, kFailed);
+  }
+}
+
+TEST_F(SupervisorTest, WhatHasServedIsTriedAgainWhenItIsRefused) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  machine_.exit(0, 137);
+  tick();
+  tick(100);
+  machine_.exit(1, 78);  // the disk with its model is not back yet
+  tick();
+  EXPECT_EQ(state(id), kRecovering);
+}
+
 TEST_F(SupervisorTest, AReplicaThatIsNeverReadyIsGivenUpToo) {
   for (int seconds_to_die : {400, 7200}) {  // while loading; or never, until its time to start is over
     SCOPED_TRACE(seconds_to_die);

@@ -170,7 +170,8 @@ class Refusals(unittest.TestCase):
     def test_a_missing_model(self):
         for np in (None, 2):
             with self.subTest(np=np):
-                self.refused(["generate", "/no/such/model.gguf", "--prompt", "x"], np, "/no/such/model.gguf")
+                done = self.refused(["generate", "/no/such/model.gguf", "--prompt", "x"], np, "/no/such/model.gguf")
+                self.assertEqual(done.returncode, 78)
 
     def test_a_prompt_that_is_no_utf8(self):
         for chat in ([], ["--chat"]):
@@ -339,11 +340,12 @@ class Refusals(unittest.TestCase):
 
     def test_what_rank_0_alone_reads(self):
         harness.needs_serve()
-        for flags, word in ((["--host", "0.0.0.0"], "--api-key-file"), (["--api-key-file", "/no/such/keys"], "/no/such/keys"),
-                            (["--endpoint-file", "/no/such/folder/url"], "/no/such/folder/url")):
+        for flags, code, word in ((["--host", "0.0.0.0"], 78, "--api-key-file"),
+                                  (["--api-key-file", "/no/such/keys"], 78, "/no/such/keys"),
+                                  (["--endpoint-file", "/no/such/folder/url"], 1, "/no/such/folder/url")):
             with self.subTest(flags=flags):
                 done = self.refused(["serve", harness.smollm(), "--port", 0, "--nproc-per-node", 2, *flags, *SMALL], None, word)
-                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertEqual(done.returncode, code, done.stderr)
 
 
 class Interrupt(unittest.TestCase):

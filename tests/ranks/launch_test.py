@@ -58,7 +58,7 @@ class OneHost(unittest.TestCase):
 
     def test_an_impossible_layout_is_refused_once(self):
         done = run(["generate", harness.smollm(), "--prompt", "x", "--nproc-per-node", 2, "--tp", 3])
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 78)
         self.assertEqual(len(our_lines(done.stderr)), 1, done.stderr)
 
     def test_mistakes_in_the_flags(self):

@@ -140,7 +140,7 @@ class Logs(unittest.TestCase):
 
     def test_a_refusal_is_a_line_of_json_too(self):
         done = run(["serve", "/no/such/model.gguf", "--port", 0, "--log-format", "json"])
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 78)
         last = json.loads(done.stderr.splitlines()[-1])
         self.assertEqual(last["level"], "error")
         self.assertIn("/no/such/model.gguf", last["message"])
@@ -252,7 +252,7 @@ class ConfigFile(unittest.TestCase):
                              ("help = true\n", "help is no flag")):
             with self.subTest(text=text):
                 done = self.plan(text, harness.smollm())
-                self.assertEqual(done.returncode, 1)
+                self.assertEqual(done.returncode, 78)
                 self.assertEqual(len(our_lines(done.stderr)), 1, done.stderr)
                 for word in words:
                     self.assertIn(word, done.stderr)
