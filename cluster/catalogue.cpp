@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/format.h"
+#include "src/base/log.h"
 #include "src/base/nearest.h"
 
 namespace llm_dist::cluster {
@@ -80,6 +81,15 @@ Result<json> read_root(const std::string& file) {
   return root;
 }
 
+// No error: one model that has moved is no reason to leave the jobs of the others without a coordinator, and
+// it may be back before a job wants it.
+void warn_of_missing(const std::string& file, const std::map<std::string, CatalogueModel>& models) {
+  for (const auto& [name, model] : models) {
+    if (std::error_code error; std::filesystem::exists(model.path, error)) continue;
+    log_warning("{}: model '{}': {} is not there, its jobs will be refused", file, name, model.path);
+  }
+}
+
 }  // namespace
 
 Result<Catalogue> Catalogue::read(const std::string& file) {
@@ -99,6 +109,7 @@ Result<Catalogue> Catalogue::read(const std::string& file) {
     if (!quota.ok()) return quota.status().with_context(format("{}: project '{}'", file, name));
     quotas[name] = quota.value();
   }
+  warn_of_missing(file, models);
   return Catalogue(std::move(models), std::move(quotas));
 }
 

@@ -54,6 +54,17 @@ class ReloadTest(unittest.TestCase):
         self.reload(json.dumps(two), "is in force as it is now")
         self.assertEqual(self.submit("m")[0], 404)
 
+    def test_a_model_that_is_not_there_is_said_and_the_others_go_on(self):
+        folder = self.coordinator.folder
+        words = f"{folder}/models.json: model '%s': %s"
+        self.assertIn(words % ("m", "/nowhere.gguf"), self.log())
+        (folder / "here.gguf").write_text("")
+        models = {"here": {"path": "here.gguf"}, "away": {"path": "away.gguf"}}
+        self.reload(json.dumps({"models": models}), words % ("away", folder / "away.gguf"))
+        self.assertNotIn("model 'here'", self.log())
+        wait_until(lambda: "is in force as it is now" in self.log(), 60, self.log)
+        self.assertEqual(self.submit("here")[0], 201)
+
     def test_what_cannot_be_read_leaves_the_former_content(self):
         for broken, why in [("{", "must be"), ('{"models": {}}', "names no model"),
                             ('{"models": {"n": {"path": "/n"}}, "projects": {"*": {"max_slot": 1}}}', "max_slots")]:
