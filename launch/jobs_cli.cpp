@@ -280,6 +280,22 @@ Status run_top(const Connection& connection, bool once) {
   }
 }
 
+// Help that lists once what is an argument and a flag: "type,--type", with the arguments.
+class HelpWithoutRepeats : public CLI::Formatter {
+  std::string make_group(std::string group,
+                         bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
+    if (!is_positional)
+      std::erase_if(options, [](const CLI::Option* option) { return option->get_positional(); });
+    return CLI::Formatter::make_group(std::move(group), is_positional, std::move(options));
+  }
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    return option->get_name(is_positional, /*all_options=*/true);
+  }
+  // Of submit, whose arguments are one word each and required.
+  std::string make_option_usage(const CLI::Option* option) const override { return option->get_name(true); }
+};
+
 CLI::Option* add_text(
     CLI::App& app, const char* flag, const char* field, SubmitFlags* flags, const char* help) {
   return app.add_option_function<std::string>(
@@ -296,6 +312,7 @@ RunCommand add_submit(CLI::App& program) {
   auto flags = std::make_shared<SubmitFlags>();
   SubmitFlags* raw = flags.get();
   CLI::App* app = program.add_subcommand("submit", "Give the coordinator a job");
+  app->formatter(std::make_shared<HelpWithoutRepeats>());
   add_connection(*app, flags->connection);
   add_text(*app, "type,--type", "type", raw, "serve or bench")->required();
   add_text(*app, "model,--model", "model", raw, "A name in the coordinator's catalogue")->required();

@@ -22,7 +22,7 @@ COMMANDS = (["serve"], ["generate"], ["plan"], ["convert"], ["doctor"], ["bench"
 def flags_of(*command):
     """The long flags of a command, by its --help."""
     text = run([*command, "--help"]).stdout.split("Examples:")[0]
-    lines = [line.strip() for line in text.splitlines() if re.match(r"\s+-", line)]
+    lines = [line.strip() for line in text.splitlines() if re.match(r"\s+(\w+,)?-", line)]
     return {name for line in lines for name in re.findall(r"--[a-z][a-z-]*", line.split()[0])}
 
 

@@ -54,6 +54,13 @@ class Help(unittest.TestCase):
                 self.assertEqual(done.returncode, 0)
                 self.assertRegex(done.stdout, f"(?s)Examples?:\n.*llm-dist {' '.join(command)}")
 
+    def test_help_lists_what_is_argument_and_flag_once(self):
+        done = run(["submit", "--help"])
+        self.assertIn("Usage: llm-dist submit [OPTIONS] type model\n", done.stdout)
+        for word, help in (("type", "serve or bench"), ("model", "A name in the coordinator's catalogue")):
+            self.assertRegex(done.stdout, rf"\n  {word},--{word} TEXT REQUIRED +{help}\n")
+            self.assertEqual(done.stdout.count(help), 1, done.stdout)
+
     def test_version(self):
         done = run(["--version"])
         self.assertEqual(done.returncode, 0)
