@@ -11,6 +11,7 @@
 #include "launch/rank_process.h"
 #include "launch/sampling_flags.h"
 #include "launch/text_model.h"
+#include "launch/whole_file.h"
 #include "src/base/log.h"
 #include "src/text/detokenizer.h"
 
@@ -107,7 +108,9 @@ int run_batch(const GenerateFlags& flags) {
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   if (!process.leads()) signal.ignore();
-  Status status = process.load_with_text(flags.engine);
+  Status status =
+      process.agree(process.leads() ? check_writable("--output-file", flags.batch.output_file) : ok_status());
+  if (status.ok()) status = process.load_with_text(flags.engine);
   BatchResult result;
   if (status.ok() && process.leads()) {
     auto batch = generate_batch(flags.batch, sampling_of(flags, process), process, signal);

@@ -223,6 +223,18 @@ class Batch(unittest.TestCase):
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual(self.output.read_text(), before)
 
+    def test_an_output_that_cannot_be_written_is_refused_before_loading(self):
+        self.input.write_text('{"prompt": "x"}\n')
+        for ranks in (1, 2):
+            for place in ("/no/such/folder/out.jsonl", "/tmp"):
+                with self.subTest(ranks=ranks, place=place):
+                    self.output = place
+                    done = run(self.command("--nproc-per-node", ranks))
+                    self.assertEqual(done.returncode, 78, done.stderr)
+                    self.assertEqual(len(our_lines(done.stderr)), 1, done.stderr)
+                    self.assertIn(f"llm-dist: --output-file {place}: ", done.stderr)
+                    self.assertNotIn("loading weights", done.stderr)
+
     def test_a_signal_keeps_what_is_done_and_the_rest_follows(self):
         count = 16
         self.input.write_text("".join(json.dumps({"prompt": f"Count from {i}:", "max_tokens": 64, "ignore_eos": True}) + "\n"
