@@ -31,6 +31,7 @@ struct Job : engine::SequenceSink {
   size_t index = 0;
   json custom_id;
   size_t prompt_tokens = 0;
+  int64_t max_tokens = 0;
   std::vector<int32_t> tokens;
   sched::FinishReason finish = sched::FinishReason::kNone;
   Status error;
@@ -123,6 +124,21 @@ Result<sched::SequenceRequest> read_request(const json& line,
   return request;
 }
 
+// A line's own max_tokens wants room, as in a request to the server; that of the flag gives way.
+Status check_room(const json& line, const sched::SequenceRequest& request, int64_t max_model_len) {
+  auto own = line.find("max_tokens");
+  const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  const int64_t max_tokens = request.sampling.max_tokens;
+  if (own == line.end() || own->is_null() || prompt_tokens + max_tokens <= max_model_len) return ok_status();
+  return invalid_argument(format(
+      "this model's maximum context length is {} tokens; you requested {} tokens ({} in the prompt, {} in "
+      "the completion)",
+      max_model_len,
+      prompt_tokens + max_tokens,
+      prompt_tokens,
+      max_tokens));
+}
+
 std::string to_line(const json& answer) {
   return answer.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -142,6 +158,7 @@ class Batch {
         text_(std::move(text)),
         input_(std::move(input)),
         output_(std::move(output)),
+        max_model_len_(process.engine().options().max_model_len),
         // Enough that slots never stay empty while the next lines are read.
         window_(static_cast<size_t>(2 * process.engine().options().max_num_seqs)) {
     result_.before = output_.num_answered();
@@ -165,6 +182,11 @@ class Batch {
     RETURN_IF_ERROR(output_.sync());
     engine_->stop();
     result_.complete = input_ended_ && jobs_.empty();
+    if (num_cut_ > 0)
+      log_warning("--max-tokens {}: {} cut at --max-model-len {}",
+                  defaults_.max_tokens,
+                  num_cut_ == 1 ? "1 answer was" : format("{} answers were", num_cut_),
+                  max_model_len_);
     return result_;
   }
 
@@ -196,7 +218,9 @@ class Batch {
     job->on_end = [this](Job* ended) { ended_.push(ended); };
     auto request = read_request(parsed, defaults_, text_);
     if (!request.ok()) return refuse(*job, request.status());
+    if (Status room = check_room(parsed, *request, max_model_len_); !room.ok()) return refuse(*job, room);
     job->prompt_tokens = request->prompt.size();
+    job->max_tokens = request->sampling.max_tokens;
     jobs_[job.get()] = job;
     auto submitted = engine_->submit(std::move(request).value(), job);
     if (submitted.ok()) return ok_status();
@@ -232,6 +256,7 @@ class Batch {
     answer["finish_reason"] = std::string(sched::to_string(job.finish));
     answer["usage"] = {{"prompt_tokens", job.prompt_tokens}, {"completion_tokens", job.tokens.size()}};
     ++result_.done;
+    if (job.finish == sched::FinishReason::kLength && std::ssize(job.tokens) < job.max_tokens) ++num_cut_;
     return output_.append(to_line(answer));
   }
 
@@ -252,11 +277,13 @@ class Batch {
   TextModel text_;
   BatchInput input_;
   BatchOutput output_;
+  int64_t max_model_len_;
   size_t window_;
   std::map<Job*, std::shared_ptr<Job>> jobs_;  // submitted and not written
   Ended ended_;
   std::unique_ptr<engine::Engine> engine_;  // gone first: it calls the jobs
   BatchResult result_;
+  size_t num_cut_ = 0;  // answers that the length of the model ended
   bool input_ended_ = false;
   bool stopping_ = false;
   TimePoint give_up_at_;

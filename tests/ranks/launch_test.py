@@ -223,6 +223,26 @@ class Batch(unittest.TestCase):
         self.assertEqual(again.returncode, 0, again.stderr)
         self.assertEqual(self.output.read_text(), before)
 
+    def test_lines_without_room_for_what_they_ask(self):
+        model_len = dict(zip(SMALL[::2], SMALL[1::2]))["--max-model-len"]
+        lines = [{"prompt": "Once", "max_tokens": model_len},
+                 {"prompt": "Once", "max_tokens": model_len - 1, "ignore_eos": True},
+                 {"prompt": "Once", "ignore_eos": True},
+                 {"prompt": "The capital of France is", "max_tokens": 4}]
+        self.input.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        done = run(self.command("--max-tokens", 4 * model_len))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = self.rows()
+        # A line's own max_tokens, as the server has it; that of the flag gives way, which is said once.
+        message = rows[0]["error"]["message"]
+        self.assertIn(f"maximum context length is {model_len} tokens; you requested {model_len + 1} tokens (1 in the prompt, "
+                      f"{model_len} in the completion)", message)
+        self.assertEqual([rows[i]["usage"]["completion_tokens"] for i in (1, 2, 3)], [model_len - 1, model_len - 1, 4])
+        self.assertIn("4 lines answered (1 of them refused), 0 before", done.stderr)
+        warnings = [line for line in done.stderr.splitlines() if f"--max-tokens {4 * model_len}: " in line]
+        self.assertEqual(len(warnings), 1, done.stderr)
+        self.assertIn(f"1 answer was cut at --max-model-len {model_len}", warnings[0])
+
     def test_an_output_that_cannot_be_written_is_refused_before_loading(self):
         self.input.write_text('{"prompt": "x"}\n')
         for ranks in (1, 2):
