@@ -107,7 +107,11 @@ int run_batch(const GenerateFlags& flags) {
   auto joined = RankProcess::join(flags.engine);
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
-  if (!process.leads()) signal.ignore();
+  if (process.leads()) {
+    signal.set_farewell([&](const std::string& why) { process.announce_end(why); });
+  } else {
+    signal.ignore();
+  }
   Status status =
       process.agree(process.leads() ? check_writable("--output-file", flags.batch.output_file) : ok_status());
   if (status.ok()) status = process.load_with_text(flags.engine);
@@ -126,6 +130,7 @@ int run_batch(const GenerateFlags& flags) {
                  result.refused,
                  result.before,
                  result.complete ? "" : "; interrupted: run it again to go on");
+  signal.set_farewell(nullptr);
   int code = end(process, status);
   return code == 0 && !result.complete ? kIncompleteExitCode : code;
 }

@@ -1,5 +1,7 @@
 #include "launch/rank_process.h"
 
+#include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <thread>
 
 #include "comm/mapped_files.h"
+#include "launch/exit_code.h"
 #include "launch/idle.h"
 #include "launch/placement.h"
 #include "launch/profile_report.h"
@@ -70,6 +73,14 @@ bool is_configuration(const Status& status) {
     case StatusCode::kUnimplemented: return true;
     default: return false;
   }
+}
+
+// Of a rank whose cause is what announce_end() told: a signal that somebody sent it.
+std::optional<int> signal_of_end(std::string_view cause) {
+  if (!cause.starts_with("ended by ")) return std::nullopt;
+  for (int number : {SIGINT, SIGTERM, SIGUSR1})
+    if (cause.ends_with(std::string(" SIG") + sigabbrev_np(number))) return number;
+  return std::nullopt;
 }
 
 // Ends the process, without a destructor, where `status` is an error.
@@ -301,10 +312,11 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   // To people a host is its name; that hosts share memory only under one boot id is for the machines.
   failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
+  const std::optional<int> signal = signal_of_end(failure.cause);
   // On a line of its own: a stream of text or a progress bar may stand half written, and not by this rank.
-  if (failure.reporter) announce(line, /*fresh_line=*/true);
+  if (failure.reporter && !signal) announce(line, /*fresh_line=*/true);
   tell_clients(unavailable(line));
-  exit_after_failure();
+  exit_after_failure(signal ? kSignalExitBase + *signal : kFailureExitCode);
 }
 
 void RankProcess::give_up(const Status& cause) {
@@ -312,7 +324,7 @@ void RankProcess::give_up(const Status& cause) {
   if (liveness_ == nullptr) {
     announce(cause.to_string());
     tell_clients(cause);
-    exit_after_failure();
+    exit_after_failure(kFailureExitCode);
   }
   // A peer's death shows here first as a failed collective: give the watch time to find the culprit, whose
   // name is the better cause. It ends this process.
@@ -322,7 +334,12 @@ void RankProcess::give_up(const Status& cause) {
   if (perhaps_a_peer) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   liveness_->announce_failure(cause.to_string());
   std::this_thread::sleep_for(std::chrono::seconds(2));
-  exit_after_failure();
+  exit_after_failure(kFailureExitCode);
+}
+
+void RankProcess::announce_end(const std::string& why) {
+  announce(why, /*fresh_line=*/true);
+  if (liveness_ != nullptr) liveness_->announce_failure(why);
 }
 
 void RankProcess::give_up_from(const Status& cause) {
@@ -334,12 +351,12 @@ void RankProcess::tell_clients(const Status& cause) {
   if (on_failure_) on_failure_(cause);
 }
 
-void RankProcess::exit_after_failure() {
+void RankProcess::exit_after_failure(int code) {
   std::this_thread::sleep_for(kFarewell);
   flush_log();
   for (const std::string& file : library_files_) unlink(file.c_str());
   // No destructors: they would wait for collectives that never end.
-  _exit(kFailureExitCode);
+  _exit(code);
 }
 
 void RankProcess::leave() {

@@ -128,7 +128,9 @@ int run(ServeFlags flags) {
   RankProcess& process = **joined;
   Status status;
   if (process.leads()) {
+    signal.set_farewell([&](const std::string& why) { process.announce_end(why); });
     status = lead(flags, process, signal);
+    signal.set_farewell(nullptr);
   } else {
     signal.ignore();  // rank 0 drains and then tells the others to end; its death ends them too
     status = process.agree(ok_status());

@@ -47,6 +47,9 @@ void ShutdownSignal::listen() {
     if (asked_before && Clock::now() < signalled_at_ + kSameSignal) continue;
     if (!waiting_ || asked_before) {
       if (on_exit_) on_exit_();
+      if (farewell_)
+        farewell_(std::string(asked_before ? "ended by a second SIG" : "ended by SIG") +
+                  sigabbrev_np(number));
       _exit(kSignalExitBase + number);
     }
     signalled_at_ = Clock::now();
@@ -77,6 +80,11 @@ bool ShutdownSignal::is_raised() {
 void ShutdownSignal::set_on_exit(std::function<void()> callback) {
   std::lock_guard lock(mutex_);
   on_exit_ = std::move(callback);
+}
+
+void ShutdownSignal::set_farewell(std::function<void(const std::string&)> callback) {
+  std::lock_guard lock(mutex_);
+  farewell_ = std::move(callback);
 }
 
 void ShutdownSignal::ignore() {

@@ -33,6 +33,8 @@ class ShutdownSignal {
   bool is_raised();
   // Called before a signal ends the process at once. Returns once no earlier callback is running.
   void set_on_exit(std::function<void()> callback);
+  // Likewise, and after that one, with why: "ended by a second SIGINT".
+  void set_farewell(std::function<void(const std::string& why)> callback);
   void ignore();
   void raise(const std::string& reason);
 
@@ -44,6 +46,7 @@ class ShutdownSignal {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::function<void()> on_exit_;
+  std::function<void(const std::string&)> farewell_;
   bool waiting_ = false;
   bool ignoring_ = false;
   bool stopping_ = false;

@@ -124,6 +124,21 @@ class Serving(unittest.TestCase):
         self.assertEqual(self.launcher.wait(30), 0, self.log.read_text())
         self.assertTrue(self.gone(0))
 
+    def test_a_second_control_c_ends_at_once_and_says_so(self):
+        connection = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=60)
+        self.addCleanup(connection.close)
+        connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": ["Once"] * 16, "max_tokens": 500,
+                                                                  "ignore_eos": True, "stream": True}),
+                           {"Content-Type": "application/json"})
+        self.assertTrue(connection.getresponse().readline().startswith(b"data: "))
+        os.killpg(self.launcher.pid, signal.SIGINT)
+        time.sleep(1.2)  # within a second it would be the same signal, delivered twice
+        self.assertIsNone(self.launcher.poll(), self.log.read_text())
+        os.killpg(self.launcher.pid, signal.SIGINT)
+        self.assertEqual(self.launcher.wait(10), 130, self.log.read_text())
+        self.assertTrue(self.gone(3))
+        self.assertEqual(our_lines(self.log.read_text()), ["llm-dist: ended by a second SIGINT"])
+
     def test_a_killed_rank_ends_the_others_with_one_line(self):
         os.kill(self.ranks[1], signal.SIGKILL)
         self.assertTrue(self.gone(5), self.log.read_text())
