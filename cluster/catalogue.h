@@ -31,8 +31,8 @@ class Catalogue {
 
   // {"models": {NAME: {"path": PATH, "arguments": [FLAG…], "max_ranks": N}}, "projects": {NAME or "*":
   // {"max_running_jobs": N, "max_queued_jobs": N, "max_slots": N}}}; a relative path counts from the file's
-  // folder. invalid_argument names the field that is wrong, and the nearest known one. A path
-  // that does not exist is a warning in the log.
+  // folder. invalid_argument names the field that is wrong, and the nearest known one. A path that
+  // does not exist is a warning in the log.
   static Result<Catalogue> read(const std::string& file);
 
   // not_found lists the names there are.
