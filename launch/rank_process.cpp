@@ -1,5 +1,6 @@
 #include "launch/rank_process.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -236,6 +237,8 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   if (bar) parts.load_progress = [&bar](int64_t done, int64_t total) { bar->update(done, total); };
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
   RETURN_IF_ERROR(note_library_files());
+  // In glibc a thread has its own arena: what the tokenizer's freed would stay resident.
+  malloc_trim(0);
   if (!leads()) return ok_status();
   if (bar) bar->finish();
   const checkpoint::ReadStats& read = engine_->load_stats();
