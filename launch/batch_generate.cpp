@@ -8,13 +8,16 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
-#include "launch/batch_file.h"
 #include "launch/text_model.h"
+#include "launch/whole_file.h"
 #include "src/base/json_text.h"
 #include "src/base/log.h"
 #include "src/base/nearest.h"
 #include "src/engine/engine.h"
+#include "src/server/prepare.h"
 #include "src/text/detokenizer.h"
 
 namespace llm_dist::launch {
@@ -78,6 +81,12 @@ Status read_field(const json& line, const char* name, T& value) {
               : std::is_integral_v<T> ? found->is_number_integer()
                                       : found->is_number();
   if (!fits) return invalid_argument(format("{} is of another type", name));
+  // A seed has all 64 bits: a negative one is a seed like any other.
+  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool> && sizeof(T) < sizeof(int64_t)) {
+    fits = found->is_number_unsigned() ? std::in_range<T>(found->template get<uint64_t>())
+                                       : std::in_range<T>(found->template get<int64_t>());
+    if (!fits) return invalid_argument(format("{} is out of range", name));
+  }
   value = found->template get<T>();
   return ok_status();
 }
@@ -126,17 +135,12 @@ Result<sched::SequenceRequest> read_request(const json& line,
 
 // A line's own max_tokens wants room, as in a request to the server; that of the flag gives way.
 Status check_room(const json& line, const sched::SequenceRequest& request, int64_t max_model_len) {
-  auto own = line.find("max_tokens");
+  const auto found = line.find("max_tokens");
+  std::optional<int64_t> own;
+  if (found != line.end() && !found->is_null()) own = request.sampling.max_tokens;
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
-  const int64_t max_tokens = request.sampling.max_tokens;
-  if (own == line.end() || own->is_null() || prompt_tokens + max_tokens <= max_model_len) return ok_status();
-  return invalid_argument(format(
-      "this model's maximum context length is {} tokens; you requested {} tokens ({} in the prompt, {} in "
-      "the completion)",
-      max_model_len,
-      prompt_tokens + max_tokens,
-      prompt_tokens,
-      max_tokens));
+  if (prompt_tokens + own.value_or(1) <= max_model_len) return ok_status();
+  return invalid_argument(server::beyond_context(max_model_len, prompt_tokens, own));
 }
 
 std::string to_line(const json& answer) {
@@ -150,14 +154,13 @@ class Batch {
         RankProcess& process,
         ShutdownSignal& signal,
         TextModel text,
-        BatchInput input,
-        BatchOutput output)
+        BatchFiles files)
       : flags_(flags),
         defaults_(defaults),
         signal_(signal),
         text_(std::move(text)),
-        input_(std::move(input)),
-        output_(std::move(output)),
+        input_(std::move(files.input)),
+        output_(std::move(files.output)),
         max_model_len_(process.engine().options().max_model_len),
         // Enough that slots never stay empty while the next lines are read.
         window_(static_cast<size_t>(2 * process.engine().options().max_num_seqs)) {
@@ -293,14 +296,19 @@ class Batch {
 
 }  // namespace
 
-Result<BatchResult> generate_batch(const BatchFlags& flags,
-                                   const sched::SamplingParams& defaults,
-                                   RankProcess& process,
-                                   ShutdownSignal& signal) {
-  TextModel text = process.take_text();
+Result<BatchFiles> open_batch_files(const BatchFlags& flags) {
+  RETURN_IF_ERROR(check_writable("--output-file", flags.output_file));
   ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(flags.input_file));
   ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::open(flags.output_file));
-  Batch batch(flags, defaults, process, signal, std::move(text), std::move(input), std::move(output));
+  return BatchFiles{.input = std::move(input), .output = std::move(output)};
+}
+
+Result<BatchResult> generate_batch(const BatchFlags& flags,
+                                   const sched::SamplingParams& defaults,
+                                   BatchFiles files,
+                                   RankProcess& process,
+                                   ShutdownSignal& signal) {
+  Batch batch(flags, defaults, process, signal, process.take_text(), std::move(files));
   return batch.run();
 }
 

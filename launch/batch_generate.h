@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "launch/batch_file.h"
 #include "launch/rank_process.h"
 #include "launch/shutdown_signal.h"
 #include "src/sched/request.h"
@@ -23,10 +24,19 @@ struct BatchResult {
   bool complete = true;
 };
 
+struct BatchFiles {
+  BatchInput input;
+  BatchOutput output;
+};
+
+// On rank 0, before anything is loaded. failed_precondition when another process writes the output.
+Result<BatchFiles> open_batch_files(const BatchFlags& flags);
+
 // On rank 0. `defaults` is the request of a line that says nothing else. A signal ends it early: what runs
 // gets shutdown_timeout_seconds, the rest is for the next time.
 Result<BatchResult> generate_batch(const BatchFlags& flags,
                                    const sched::SamplingParams& defaults,
+                                   BatchFiles files,
                                    RankProcess& process,
                                    ShutdownSignal& signal);
 

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "launch/batch_generate.h"
 #include "launch/commands.h"
@@ -11,7 +12,6 @@
 #include "launch/rank_process.h"
 #include "launch/sampling_flags.h"
 #include "launch/text_model.h"
-#include "launch/whole_file.h"
 #include "src/base/log.h"
 #include "src/text/detokenizer.h"
 
@@ -112,12 +112,17 @@ int run_batch(const GenerateFlags& flags) {
   } else {
     signal.ignore();
   }
-  Status status =
-      process.agree(process.leads() ? check_writable("--output-file", flags.batch.output_file) : ok_status());
+  std::optional<BatchFiles> files;
+  auto open_mine = [&]() -> Status {
+    if (!process.leads()) return ok_status();
+    ASSIGN_OR_RETURN(files, open_batch_files(flags.batch));
+    return ok_status();
+  };
+  Status status = process.agree(open_mine());
   if (status.ok()) status = process.load_with_text(flags.engine);
   BatchResult result;
   if (status.ok() && process.leads()) {
-    auto batch = generate_batch(flags.batch, sampling_of(flags, process), process, signal);
+    auto batch = generate_batch(flags.batch, sampling_of(flags, process), std::move(*files), process, signal);
     status = batch.status();
     if (batch.ok()) result = *batch;
   } else if (status.ok()) {
@@ -130,8 +135,7 @@ int run_batch(const GenerateFlags& flags) {
                  result.refused,
                  result.before,
                  result.complete ? "" : "; interrupted: run it again to go on");
-  signal.set_farewell(nullptr);
-  int code = end(process, status);
+  int code = end(process, status, &signal);
   return code == 0 && !result.complete ? kIncompleteExitCode : code;
 }
 

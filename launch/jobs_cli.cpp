@@ -199,7 +199,14 @@ Status run_submit(const SubmitFlags& flags) {
     ASSIGN_OR_RETURN(job, job_of(flags.connection, id, "?wait=60"));
   }
   std::string state = text_of(job, "state");
-  std::fprintf(stderr, "%s: %s %s\n", id.c_str(), state.c_str(), text_of(job, "reason").c_str());
+  const std::string message = text_of(job, "message");
+  std::fprintf(stderr,
+               "%s: %s %s%s%s\n",
+               id.c_str(),
+               state.c_str(),
+               text_of(job, "reason").c_str(),
+               message.empty() ? "" : ": ",
+               message.c_str());
   return state == "SUCCEEDED" ? ok_status() : failed_precondition(format("{} has not succeeded", id));
 }
 

@@ -18,6 +18,7 @@
 #include "launch/idle.h"
 #include "launch/placement.h"
 #include "launch/profile_report.h"
+#include "launch/shutdown_signal.h"
 #include "launch/trace_file.h"
 #include "launch/whole_file.h"
 #include "src/base/exit_code.h"
@@ -372,8 +373,9 @@ void RankProcess::leave() {
   leave_unless(world_->close(Deadline::after_seconds(10)));
 }
 
-int end(RankProcess& process, Status status) {
+int end(RankProcess& process, Status status, ShutdownSignal* signal) {
   if (status.ok()) status = process.write_traces();
+  if (signal != nullptr) signal->set_farewell(nullptr);
   if (!status.ok() && process.size() > 1 && !process.agreed_on_error()) process.give_up(status);
   int code = report(&process, status);
   process.leave();

@@ -22,6 +22,8 @@
 
 namespace llm_dist::launch {
 
+class ShutdownSignal;
+
 class RankProcess {
  public:
   // Finds its rank and joins the world.
@@ -119,8 +121,9 @@ class RankProcess {
 };
 
 // Leaves the world after a command that ended with `status`; returns the process's exit code. An error of
-// this rank alone ends every rank.
-int end(RankProcess& process, Status status);
+// this rank alone ends every rank. `signal`, if any, calls the farewell that it was given until the traces
+// are written.
+int end(RankProcess& process, Status status, ShutdownSignal* signal = nullptr);
 
 // Turns a Status into the process's exit code, printing it once for the world. kRefusedExitCode where flags
 // or files are wrong and all ranks know it, before anything runs; 1 for what may be otherwise another time.

@@ -130,14 +130,13 @@ int run(ServeFlags flags) {
   if (process.leads()) {
     signal.set_farewell([&](const std::string& why) { process.announce_end(why); });
     status = lead(flags, process, signal);
-    signal.set_farewell(nullptr);
   } else {
     signal.ignore();  // rank 0 drains and then tells the others to end; its death ends them too
     status = process.agree(ok_status());
     if (status.ok()) status = process.load_with_text(flags.engine);
     if (status.ok()) status = process.follow();
   }
-  return end(process, status);
+  return end(process, status, &signal);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ Result<std::vector<std::string>> resolve_host(const std::string& name) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   int code = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
-  if (code != 0) return not_found(format("host name {}: {}", name, ::gai_strerror(code)));
+  if (code != 0) return unavailable(format("host name {}: {}", name, ::gai_strerror(code)));
   std::vector<std::string> addresses;
   for (bool v4 : {true, false})
     for (addrinfo* entry = found; entry != nullptr; entry = entry->ai_next)

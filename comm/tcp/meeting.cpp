@@ -159,7 +159,7 @@ Result<SocketPlan> meet(const MeetingPlan& plan, Deadline deadline) {
   CHECK(plan.rank >= 0 && plan.rank < plan.size, "rank {} of {}", plan.rank, plan.size);
   auto addresses = resolve_host(plan.address);
   if (!addresses.ok())
-    return not_found(
+    return unavailable(
         format("ranks meet at rank 0's host, and {}: give its address as --master-addr or MASTER_ADDR",
                addresses.status().message()));
   if (plan.secret.empty()) {

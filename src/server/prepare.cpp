@@ -18,11 +18,12 @@ ApiError refused_text(const Status& status, const char* param) {
   return error;
 }
 
-ApiError too_long(int64_t limit, const std::string& asked, const char* param) {
-  return {.status = 400,
-          .message = format("this model's maximum context length is {} tokens; {}", limit, asked),
-          .param = param,
-          .code = "context_length_exceeded"};
+std::string above_limit(int64_t limit, const std::string& asked) {
+  return format("this model's maximum context length is {} tokens; {}", limit, asked);
+}
+
+ApiError too_long(std::string message, const char* param) {
+  return {.status = 400, .message = std::move(message), .param = param, .code = "context_length_exceeded"};
 }
 
 // A text that cannot fit is not encoded first: that could take minutes, of a thread that others wait for.
@@ -33,11 +34,9 @@ MaybeError encode_prompt(const ServedModel& model,
                          std::vector<int32_t>& ids) {
   int64_t fewest = model.tokenizer->fewest_tokens(text);
   if (fewest >= model.info.max_model_len) {
-    return too_long(
-        model.info.max_model_len,
-        format(
-            "the prompt of {} bytes has at least {} and leaves no room for an answer", text.size(), fewest),
-        param);
+    const std::string asked = format(
+        "the prompt of {} bytes has at least {} and leaves no room for an answer", text.size(), fewest);
+    return too_long(above_limit(model.info.max_model_len, asked), param);
   }
   auto encoded = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
   if (!encoded.ok()) return refused_text(encoded.status(), param);
@@ -61,14 +60,6 @@ MaybeError tokenize_prompt(const ServedModel& model,
   return std::nullopt;
 }
 
-std::string what_was_asked(int64_t num_prompt, std::optional<int64_t> max_tokens) {
-  if (!max_tokens) return format("the prompt has {} tokens and leaves no room for an answer", num_prompt);
-  return format("you requested {} tokens ({} in the prompt, {} in the completion)",
-                num_prompt + *max_tokens,
-                num_prompt,
-                *max_tokens);
-}
-
 MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, PreparedPrompt& prompt) {
   const char* param = spec.endpoint == Endpoint::kChat ? "messages" : "prompt";
   if (prompt.ids.empty()) {
@@ -77,7 +68,7 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
   auto num_prompt = static_cast<int64_t>(prompt.ids.size());
   int64_t room = model.info.max_model_len - num_prompt;
   if (room < 1 || (spec.max_tokens && *spec.max_tokens > room)) {
-    return too_long(model.info.max_model_len, what_was_asked(num_prompt, spec.max_tokens), param);
+    return too_long(beyond_context(model.info.max_model_len, num_prompt, spec.max_tokens), param);
   }
   int64_t unasked = spec.endpoint == Endpoint::kChat ? room : kCompletionMaxTokens;
   unasked = std::min({unasked, room, model.info.defaults.max_tokens.value_or(room)});
@@ -226,6 +217,17 @@ MaybeError check_limits(const ServedModel& model, int64_t max_choices, const Gen
 }
 
 }  // namespace
+
+std::string beyond_context(int64_t limit, int64_t num_prompt, std::optional<int64_t> max_tokens) {
+  if (!max_tokens)
+    return above_limit(limit,
+                       format("the prompt has {} tokens and leaves no room for an answer", num_prompt));
+  return above_limit(limit,
+                     format("you requested {} tokens ({} in the prompt, {} in the completion)",
+                            num_prompt + *max_tokens,
+                            num_prompt,
+                            *max_tokens));
+}
 
 std::optional<ApiError> check_ids(const ServedModel& model,
                                   const std::vector<int32_t>& ids,

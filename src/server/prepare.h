@@ -42,6 +42,10 @@ std::optional<ApiError> check_ids(const ServedModel& model,
 // model_not_found unless `name` is one of the served names.
 std::optional<ApiError> check_model(const ServedModel& model, const std::string& name);
 
+// Why a prompt of `num_prompt` tokens is refused: it does not fit into `limit`, or not with the `max_tokens`
+// asked for.
+std::string beyond_context(int64_t limit, int64_t num_prompt, std::optional<int64_t> max_tokens);
+
 // The whole way of a chat or completion request. `random_seed` is used when the request names none.
 std::optional<ApiError> prepare(const ServedModel& model,
                                 int64_t max_choices,

@@ -290,6 +290,13 @@ class ReplicasTest(unittest.TestCase):
                 self.assertRegex(job["message"], r"^exit code \d+: ")
                 self.assertIn(words, job["message"])
 
+    def test_who_waits_reads_why_it_failed(self):
+        cluster = self.cluster()
+        done = subprocess.run([BINARY, "submit", "serve", "gone", "--wait", "--url", f"http://127.0.0.1:{cluster.port}"],
+                              capture_output=True, text=True, timeout=PATIENCE)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, r"^job-1: FAILED refused: exit code \d+: .*/no/such/model\.gguf")
+
     def test_a_bench_leaves_its_result(self):
         cluster = self.cluster()
         job = cluster.call("POST", "/v1/jobs", {"type": "bench", "model": "smollm2", "bench": "latency",

@@ -1,4 +1,5 @@
 """Ranks that no mpirun starts: --nproc-per-node, torchrun's variables; doctor; batches of prompts."""
+import fcntl
 import http.client
 import json
 import os
@@ -219,7 +220,9 @@ class Batch(unittest.TestCase):
                  {"prompt": "x", "messages": []},
                  {"prompt": "x", "max_tokens": "3"},
                  {"prompt": "word " * 600, "max_tokens": 4},
-                 {"prompt": "Once", "ignore_eos": True, "max_tokens": 7}]
+                 {"prompt": "Once", "ignore_eos": True, "max_tokens": 7, "seed": -1},
+                 {"prompt": "Once", "max_tokens": (1 << 32) + 1},
+                 {"prompt": "Once", "top_k": -(1 << 63)}]
         self.input.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
         done = run(self.command("--max-tokens", 12))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -230,9 +233,10 @@ class Batch(unittest.TestCase):
         self.assertEqual(rows[1]["custom_id"], "chat")
         self.assertEqual(rows[7]["usage"]["completion_tokens"], 7)
         for index, words in ((2, "no JSON object"), (3, "max_tokens"), (4, "either prompt or messages"), (5, "max_tokens"),
-                             (6, "")):
+                             (6, "this model's maximum context length is"), (8, "max_tokens is out of range"),
+                             (9, "top_k is out of range")):
             self.assertIn(words, rows[index]["error"]["message"])
-        self.assertIn("8 lines answered (5 of them refused), 0 before", done.stderr)
+        self.assertIn("10 lines answered (7 of them refused), 0 before", done.stderr)
         before = self.output.read_text()
         again = run(self.command())
         self.assertEqual(again.returncode, 0, again.stderr)
@@ -269,6 +273,16 @@ class Batch(unittest.TestCase):
                     self.assertEqual(len(our_lines(done.stderr)), 1, done.stderr)
                     self.assertIn(f"llm-dist: --output-file {place}: ", done.stderr)
                     self.assertNotIn("loading weights", done.stderr)
+
+    def test_an_output_that_another_process_writes_is_left_to_it(self):
+        self.input.write_text('{"prompt": "x"}\n')
+        self.output.write_text("")
+        with self.output.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            done = run(self.command("--nproc-per-node", 2))
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(our_lines(done.stderr), [f"llm-dist: --output-file {self.output} is being written by another process"])
+        self.assertNotIn("loading weights", done.stderr)
 
     def test_a_signal_keeps_what_is_done_and_the_rest_follows(self):
         count = 16
