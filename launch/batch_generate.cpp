@@ -11,7 +11,6 @@
 #include <optional>
 #include <utility>
 
-#include "launch/text_model.h"
 #include "launch/whole_file.h"
 #include "src/base/json_text.h"
 #include "src/base/log.h"
@@ -305,10 +304,11 @@ Result<BatchFiles> open_batch_files(const BatchFlags& flags) {
 
 Result<BatchResult> generate_batch(const BatchFlags& flags,
                                    const sched::SamplingParams& defaults,
+                                   TextModel text,
                                    BatchFiles files,
                                    RankProcess& process,
                                    ShutdownSignal& signal) {
-  Batch batch(flags, defaults, process, signal, process.take_text(), std::move(files));
+  Batch batch(flags, defaults, process, signal, std::move(text), std::move(files));
   return batch.run();
 }
 

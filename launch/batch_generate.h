@@ -7,6 +7,7 @@
 #include "launch/batch_file.h"
 #include "launch/rank_process.h"
 #include "launch/shutdown_signal.h"
+#include "launch/text_model.h"
 #include "src/sched/request.h"
 
 namespace llm_dist::launch {
@@ -36,6 +37,7 @@ Result<BatchFiles> open_batch_files(const BatchFlags& flags);
 // gets shutdown_timeout_seconds, the rest is for the next time.
 Result<BatchResult> generate_batch(const BatchFlags& flags,
                                    const sched::SamplingParams& defaults,
+                                   TextModel text,
                                    BatchFiles files,
                                    RankProcess& process,
                                    ShutdownSignal& signal);

@@ -7,6 +7,7 @@
 
 #include "launch/commands.h"
 #include "launch/flags.h"
+#include "src/text/tokenizer.h"
 
 namespace llm_dist::launch {
 namespace {
@@ -17,10 +18,18 @@ struct ConvertFlags {
   std::string dtype = "bfloat16";
 };
 
+// "" where the model has none.
+Result<std::string> tokenizer_json_of(const TokenizerSpec& spec) {
+  if (!spec.tokenizer_json.empty() || spec.tokens.empty()) return spec.tokenizer_json;
+  ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::create(spec));
+  return tokenizer->to_json();
+}
+
 Status convert(const ConvertFlags& flags) {
   ASSIGN_OR_RETURN(DType dtype, parse_dtype("--dtype", flags.dtype));
   ASSIGN_OR_RETURN(auto checkpoint, checkpoint::Checkpoint::open(flags.model));
-  RETURN_IF_ERROR(checkpoint::convert_to_hf(*checkpoint, flags.directory, dtype));
+  ASSIGN_OR_RETURN(const std::string tokenizer_json, tokenizer_json_of(checkpoint->tokenizer()));
+  RETURN_IF_ERROR(checkpoint::convert_to_hf(*checkpoint, tokenizer_json, flags.directory, dtype));
   std::printf("%s holds %s as %s\n", flags.directory.c_str(), flags.model.c_str(), flags.dtype.c_str());
   return ok_status();
 }

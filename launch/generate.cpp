@@ -39,9 +39,9 @@ Result<std::string> prompt_text(const GenerateFlags& flags, const TextModel& tex
 
 constexpr int kIncompleteExitCode = 75;  // EX_TEMPFAIL: run it again
 
-sched::SamplingParams sampling_of(const GenerateFlags& flags, const RankProcess& process) {
+sched::SamplingParams sampling_of(const GenerateFlags& flags, const TextModel& text) {
   std::vector<int32_t> end_tokens;
-  if (!flags.ignore_eos) end_tokens = process.checkpoint().config().eos_ids;
+  if (!flags.ignore_eos) end_tokens = text.eos_ids;
   sched::SamplingParams sampling = sampling_of(flags.sampling, std::move(end_tokens));
   sampling.ignore_eos = flags.ignore_eos;
   return sampling;
@@ -52,7 +52,7 @@ Status generate(const GenerateFlags& flags, RankProcess& process) {
   ASSIGN_OR_RETURN(std::string prompt, prompt_text(flags, text));
   sched::SequenceRequest request;
   ASSIGN_OR_RETURN(request.prompt, text.tokenizer->encode(prompt, {.add_special_tokens = !flags.chat}));
-  request.sampling = sampling_of(flags, process);
+  request.sampling = sampling_of(flags, text);
   request.arrival = Clock::now();
   size_t prompt_tokens = request.prompt.size();
   const int64_t room = process.engine().options().max_model_len - static_cast<int64_t>(prompt_tokens);
@@ -122,7 +122,9 @@ int run_batch(const GenerateFlags& flags) {
   if (status.ok()) status = process.load_with_text(flags.engine);
   BatchResult result;
   if (status.ok() && process.leads()) {
-    auto batch = generate_batch(flags.batch, sampling_of(flags, process), std::move(*files), process, signal);
+    TextModel text = process.take_text();
+    const sched::SamplingParams defaults = sampling_of(flags, text);
+    auto batch = generate_batch(flags.batch, defaults, std::move(text), std::move(*files), process, signal);
     status = batch.status();
     if (batch.ok()) result = *batch;
   } else if (status.ok()) {

@@ -12,7 +12,7 @@ constexpr auto kLookEvery = std::chrono::milliseconds(50);
 
 LocalChat::LocalChat(TextModel text, const SamplingFlags& sampling, RankProcess& process)
     : text_(std::move(text)),
-      sampling_(sampling_of(sampling, process.checkpoint().config().eos_ids)),
+      sampling_(sampling_of(sampling, text_.eos_ids)),
       max_model_len_(process.engine().options().max_model_len),
       engine_(engine::Engine::start(
           process.engine(), process.channel(), {}, process.hooks(), [&process](const Status& cause) {

@@ -36,13 +36,12 @@ Status collect_keys(ServeFlags& flags) {
   return ok_status();
 }
 
-server::ModelInfo model_info(const ServeFlags& flags, RankProcess& process) {
-  const checkpoint::ModelConfig& config = process.checkpoint().config();
-  const checkpoint::GenerationDefaults& defaults = config.generation;
+server::ModelInfo model_info(const ServeFlags& flags, RankProcess& process, const TextModel& text) {
+  const checkpoint::GenerationDefaults& defaults = process.checkpoint().config().generation;
   server::ModelInfo info{.served_names = flags.served_names,
                          .max_model_len = process.engine().options().max_model_len,
                          .max_num_seqs = process.engine().options().max_num_seqs,
-                         .eos_ids = config.eos_ids};
+                         .eos_ids = text.eos_ids};
   if (info.served_names.empty()) info.served_names.push_back(flags.engine.model.model);
   info.defaults = {.temperature = defaults.temperature,
                    .top_p = defaults.top_p,
@@ -70,7 +69,7 @@ Status serve_requests(const ServeFlags& flags,
   api.attach(*port,
              *text.tokenizer,
              text.chat_template ? &*text.chat_template : nullptr,
-             model_info(flags, process));
+             model_info(flags, process, text));
   log_info("ready at {}", api.url());
   std::unique_ptr<Registration> registration = register_with_coordinator(api.url());
 

@@ -22,6 +22,11 @@ Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, cons
                      text::ChatTemplate::create(spec.chat_template, spec.bos_token, spec.eos_token));
     model.chat_template = std::move(chat_template);
   }
+  // Another tokenizer's chat template ends answers with that one's token.
+  const checkpoint::ModelConfig& config = checkpoint.config();
+  model.eos_ids = config.eos_ids;
+  for (int32_t id : spec.eos_ids)
+    if (id < config.vocab_size) checkpoint::add_unique(model.eos_ids, id);
   return model;
 }
 

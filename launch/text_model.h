@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "launch/flags.h"
 #include "src/checkpoint/checkpoint.h"
@@ -15,6 +16,7 @@ namespace llm_dist::launch {
 struct TextModel {
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::optional<text::ChatTemplate> chat_template;  // none when the model ships none
+  std::vector<int32_t> eos_ids;                     // every id that ends a generation
 };
 
 // Of the checkpoint, or of what --tokenizer and --chat-template name.

@@ -247,9 +247,9 @@ Result<TokenizerSpec> read_tokenizer(const std::string& path) {
   if (found.tokenizer_json) return read_hf_tokenizer(path);
   if (found.gguf_files.empty()) return not_found(format("{}: neither tokenizer.json nor a .gguf file", path));
   ASSIGN_OR_RETURN(const std::string file, only_gguf(found, path));
-  // Opened as a dummy: its weights do not matter.
-  ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(file, LoadFormat::kDummy));
-  return checkpoint->tokenizer();
+  ASSIGN_OR_RETURN(const auto opened, open_posix_file(file));
+  ASSIGN_OR_RETURN(const GgufFile gguf, read_gguf(*opened, {.metadata_only = true}));
+  return tokenizer_from_gguf(gguf, file);
 }
 
 }  // namespace llm_dist::checkpoint

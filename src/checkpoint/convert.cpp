@@ -50,13 +50,6 @@ TensorToWrite converted(const Checkpoint& checkpoint,
   return out;
 }
 
-Status write_tokenizer(const TokenizerSpec& spec, const std::string& directory) {
-  if (spec.tokenizer_json.empty() && spec.tokens.empty()) return ok_status();
-  ASSIGN_OR_RETURN(const TokenizerTexts texts, tokenizer_json_from_gguf(spec));
-  RETURN_IF_ERROR(write_text(directory + "/tokenizer.json", texts.tokenizer_json));
-  return write_text(directory + "/tokenizer_config.json", texts.tokenizer_config_json);
-}
-
 // Files of another model would stay beside the new one's, and an index among them would be read in its place.
 // What a conversion that was interrupted has left is no model yet.
 Status check_holds_no_model(const std::string& directory) {
@@ -73,7 +66,10 @@ Status check_holds_no_model(const std::string& directory) {
 
 }  // namespace
 
-Status convert_to_hf(const Checkpoint& checkpoint, const std::string& directory, DType dtype) {
+Status convert_to_hf(const Checkpoint& checkpoint,
+                     const std::string& tokenizer_json,
+                     const std::string& directory,
+                     DType dtype) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) return failed_precondition(format("{}: {}", directory, error.message()));
@@ -94,7 +90,11 @@ Status convert_to_hf(const Checkpoint& checkpoint, const std::string& directory,
     tensors.push_back(converted(checkpoint, tensor, scales, dtype));
   }
   RETURN_IF_ERROR(write_safetensors(directory + "/model.safetensors", tensors, {{"format", "pt"}}));
-  RETURN_IF_ERROR(write_tokenizer(checkpoint.tokenizer(), directory));
+  if (!tokenizer_json.empty()) {
+    RETURN_IF_ERROR(write_text(directory + "/tokenizer.json", tokenizer_json));
+    RETURN_IF_ERROR(
+        write_text(directory + "/tokenizer_config.json", tokenizer_config_json(checkpoint.tokenizer())));
+  }
   RETURN_IF_ERROR(write_text(directory + "/generation_config.json", texts.generation_config_json));
   return write_text(directory + "/config.json", texts.config_json);
 }

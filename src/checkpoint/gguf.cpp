@@ -323,6 +323,7 @@ Result<GgufFile> read_gguf(const RandomAccessFile& file, const GgufReadOptions& 
   ASSIGN_OR_RETURN(Counts counts, read_preamble(in, file.path()));
   read_metadata(in, counts.keys, options, gguf.metadata);
   RETURN_IF_ERROR(in.status());
+  if (options.metadata_only) return gguf;
   ASSIGN_OR_RETURN(int64_t alignment, alignment_of(gguf.metadata, file.path()));
   std::set<std::string> names;
   for (uint64_t i = 0; i < counts.tensors; ++i) {

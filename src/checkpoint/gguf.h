@@ -41,6 +41,7 @@ struct GgufFile {
 
 struct GgufReadOptions {
   bool keep_tokenizer = true;  // false: arrays under "tokenizer." are skipped, not stored
+  bool metadata_only = false;  // no tensor is looked at: they may be of any type, or missing
 };
 
 // Reads metadata and tensor descriptions, not the data. kDataLoss, naming file and tensor or key, where

@@ -199,7 +199,9 @@ Result<TokenizerSpec> tokenizer_from_gguf(const GgufFile& gguf, const std::strin
     spec.token_types.push_back(static_cast<int32_t>(type));
   spec.chat_template = keys.get<std::string>("tokenizer.chat_template").value_or("");
   // Files that leave add_bos_token out mean their vocabulary's habit.
-  bool habit = spec.model == "llama" || spec.pre_tokenizer == "llama-bpe";
+  constexpr std::string_view kLlama3[] = {"llama-bpe", "llama3", "llama-v3"};
+  const bool habit =
+      spec.model == "llama" || std::ranges::find(kLlama3, spec.pre_tokenizer) != std::end(kLlama3);
   spec.add_bos = keys.get<bool>(prefix + "add_bos_token").value_or(habit);
   ModelConfig ids;
   read_ids(keys, ids);

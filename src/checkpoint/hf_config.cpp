@@ -175,6 +175,14 @@ std::optional<DType> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
+void read_activation(Fields& fields, ModelConfig& config) {
+  // Of two names for one function the config keeps the first.
+  const std::string name = fields.text("hidden_act").value_or("silu");
+  if (name != "silu" && name != "swish")
+    fields.fail(unimplemented(format("{}: hidden_act {}; silu is served", fields.origin(), name)));
+  config.hidden_act = "silu";
+}
+
 void read_dtype(Fields& fields, ModelConfig& config) {
   auto name = fields.has("dtype") ? fields.text("dtype") : fields.text("torch_dtype");
   if (!name) return;
@@ -362,7 +370,7 @@ Result<HfConfig> read_hf_config(const std::string& directory) {
   config.tie_word_embeddings = fields.boolean("tie_word_embeddings").value_or(false);
   config.attention_bias = fields.boolean("attention_bias").value_or(false);
   config.mlp_bias = fields.boolean("mlp_bias").value_or(false);
-  config.hidden_act = fields.text("hidden_act").value_or("silu");
+  read_activation(fields, config);
   read_dtype(fields, config);
   config.eos_ids = fields.ids("eos_token_id");
   auto bos = fields.ids("bos_token_id");

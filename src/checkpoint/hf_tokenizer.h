@@ -14,13 +14,7 @@ namespace llm_dist::checkpoint {
 // EOS token.
 Result<TokenizerSpec> read_hf_tokenizer(const std::string& directory);
 
-// The texts of a tokenizer.json and a tokenizer_config.json for a byte-level BPE vocabulary out of GGUF. For
-// a spec that came with a tokenizer.json that text is passed on. kUnimplemented, naming the supported ones,
-// for another tokenizer model or pre-tokenizer.
-struct TokenizerTexts {
-  std::string tokenizer_json;
-  std::string tokenizer_config_json;
-};
-Result<TokenizerTexts> tokenizer_json_from_gguf(const TokenizerSpec& spec);
+// The text of a tokenizer_config.json: what a tokenizer.json leaves out. Always UTF-8.
+std::string tokenizer_config_json(const TokenizerSpec& spec);
 
 }  // namespace llm_dist::checkpoint

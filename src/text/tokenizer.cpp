@@ -145,6 +145,15 @@ void Tokenizer::find_byte_tokens() {
   if (std::find(found.begin(), found.end(), -1) == found.end()) byte_tokens_ = std::move(found);
 }
 
+Result<std::string> Tokenizer::to_json() const {
+  std::string json;
+  std::string error;
+  const ForeignCall foreign;
+  const int32_t code = llm_dist_tokenizer_to_json(handle_.get(), append_to(json), append_to(error));
+  RETURN_IF_ERROR(ffi_status(code, std::move(error)));
+  return json;
+}
+
 int64_t Tokenizer::fewest_tokens(std::string_view utf8) const {
   const ForeignCall foreign;
   return static_cast<int64_t>(llm_dist_tokenizer_fewest_tokens(handle_.get(), ffi_bytes(utf8)));

@@ -31,6 +31,10 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
+  // A tokenizer.json of which the same is made: the same ids of every text, and the same text of ids, but
+  // that of ids with one spelling it holds the first.
+  Result<std::string> to_json() const;
+
   // kInvalidArgument when `utf8` is not UTF-8.
   Result<std::vector<int32_t>> encode(std::string_view utf8, const EncodeOptions& options = {}) const;
 

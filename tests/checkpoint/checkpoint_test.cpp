@@ -128,6 +128,11 @@ TEST(Checkpoint, ATokenizerAlone) {
     ASSERT_OK(of_gguf);
     EXPECT_EQ(of_gguf->tokens.size(), 50u);
   }
+  // Of a model's weights nothing is asked, nor that there are any.
+  ASSERT_OK(write_gguf(dir / "m.gguf", tiny_gguf_metadata(tiny_config()), {}));
+  auto of_vocabulary = read_tokenizer(dir.path());
+  ASSERT_OK(of_vocabulary);
+  EXPECT_EQ(of_vocabulary->tokens.size(), 50u);
   write_file(dir / "tokenizer.json", R"({"added_tokens":[{"id":9,"content":"<e>"}],"model":{}})");
   auto of_json = read_tokenizer(dir.path());
   ASSERT_OK(of_json);
@@ -238,9 +243,10 @@ TEST(Convert, GgufBecomesAHuggingFaceDirectory) {
   write_tiny_gguf(dir / "m.gguf", WeightScheme::kQ4_1);
   auto gguf = Checkpoint::open(dir / "m.gguf");
   ASSERT_OK(gguf);
+  const std::string tokenizer_json = R"({"added_tokens":[{"id":1,"content":"<1>"}],"model":{}})";
   for (auto dtype : {DType::kF32, DType::kBF16}) {
     const std::string target = dir / (dtype == DType::kF32 ? "f32" : "bf16");
-    ASSERT_OK(convert_to_hf(**gguf, target, dtype));
+    ASSERT_OK(convert_to_hf(**gguf, tokenizer_json, target, dtype));
     auto hf = Checkpoint::open(target);
     ASSERT_OK(hf);
     EXPECT_EQ((*hf)->config().torch_dtype, dtype);
@@ -249,6 +255,7 @@ TEST(Convert, GgufBecomesAHuggingFaceDirectory) {
     EXPECT_EQ((*hf)->config().eos_ids, (*gguf)->config().eos_ids);
     EXPECT_EQ((*hf)->tokenizer().chat_template, "{{ messages }}");
     EXPECT_EQ((*hf)->tokenizer().bos_id, 1);
+    EXPECT_EQ((*hf)->tokenizer().tokenizer_json, tokenizer_json);
     ASSERT_EQ((*hf)->tensors().size(), (*gguf)->tensors().size());
     for (const TensorInfo& tensor : (*gguf)->tensors()) {
       auto want = read_floats(**gguf, tensor.name);
@@ -261,11 +268,11 @@ TEST(Convert, GgufBecomesAHuggingFaceDirectory) {
   }
   // Nor is one model written over another, or beside the parts of one.
   expect_failure(
-      convert_to_hf(**gguf, dir / "f32", DType::kF32), StatusCode::kFailedPrecondition, {"config.json"});
+      convert_to_hf(**gguf, "", dir / "f32", DType::kF32), StatusCode::kFailedPrecondition, {"config.json"});
   std::filesystem::create_directory(dir / "parts");
   write_file(std::filesystem::path(dir / "parts") / "model.safetensors.index.json", "{}");
   expect_failure(
-      convert_to_hf(**gguf, dir / "parts", DType::kF32), StatusCode::kFailedPrecondition, {"index.json"});
+      convert_to_hf(**gguf, "", dir / "parts", DType::kF32), StatusCode::kFailedPrecondition, {"index.json"});
 }
 
 TEST(Progress, LineHoldsRateAndTimeLeft) {

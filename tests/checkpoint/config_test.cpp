@@ -183,6 +183,8 @@ TEST(HfConfig, KnownButNotServed) {
   expect_failure(read_with({{"architectures", {"BertModel"}}}), StatusCode::kUnimplemented, {"BertModel"});
   expect_failure(
       read_with({{"partial_rotary_factor", 0.5}}), StatusCode::kUnimplemented, {"partial_rotary_factor"});
+  expect_failure(read_with({{"hidden_act", "gelu"}}), StatusCode::kUnimplemented, {"hidden_act", "gelu"});
+  EXPECT_EQ(read_with({{"hidden_act", "swish"}})->config.hidden_act, "silu");
 }
 
 TEST(HfConfig, NotJson) {

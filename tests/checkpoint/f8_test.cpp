@@ -128,7 +128,7 @@ TEST(F8Checkpoint, ConvertsToDenseTensors) {
       dir, {.shape = [](int64_t rows, int64_t) { return std::vector<int64_t>{rows, 1}; }}, kByChannel);
   auto checkpoint = Checkpoint::open(dir.path());
   ASSERT_OK(checkpoint);
-  ASSERT_OK(convert_to_hf(**checkpoint, out.path(), DType::kF32));
+  ASSERT_OK(convert_to_hf(**checkpoint, "", out.path(), DType::kF32));
   auto dense = Checkpoint::open(out.path());
   ASSERT_OK(dense);
   EXPECT_EQ((*dense)->config().quantization, std::nullopt);

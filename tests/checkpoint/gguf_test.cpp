@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "src/checkpoint/gguf_model.h"
 #include "tests/checkpoint/tiny_model.h"
 
 namespace llm_dist::checkpoint {
@@ -146,6 +147,16 @@ TEST(Gguf, HostileHeadersAreRefused) {
       {preamble(1, 0).string("t").put<uint32_t>(9).with_data(64), "tensor t: 9 dimensions"},
   };
   for (const Case& c : cases) expect_failure(read_raw(c.bytes), StatusCode::kDataLoss, {"x.gguf", c.word});
+}
+
+TEST(Gguf, Llama3VocabulariesPutABosFirstUnlessTheySayOtherwise) {
+  for (const char* name : {"llama-bpe", "llama3", "llama-v3", "smollm"}) {
+    GgufFile gguf{.metadata = tiny_gguf_metadata()};
+    gguf.metadata["tokenizer.ggml.pre"] = std::string(name);
+    EXPECT_FALSE(tokenizer_from_gguf(gguf, "m.gguf")->add_bos) << name;
+    gguf.metadata.erase("tokenizer.ggml.add_bos_token");
+    EXPECT_EQ(tokenizer_from_gguf(gguf, "m.gguf")->add_bos, std::string(name) != "smollm") << name;
+  }
 }
 
 TEST(Gguf, UnservedTypesAndVersionsAreNamed) {

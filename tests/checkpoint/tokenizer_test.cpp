@@ -49,55 +49,23 @@ TEST(HfTokenizer, NothingThereIsAnEmptySpec) {
   expect_failure(read_hf_tokenizer(dir.path()), StatusCode::kDataLoss, {"tokenizer.json"});
 }
 
-TokenizerSpec byte_level_spec() {
+TEST(HfTokenizer, ConfigIsReadBack) {
   TokenizerSpec spec;
-  spec.model = "gpt2";
-  spec.pre_tokenizer = "smollm";
-  spec.tokens = {"<|end|>", "<tool>", "a", "b", "ab", "\u0120"};
-  spec.token_types = {3, 4, 1, 1, 1, 1};
-  spec.merges = {"a b"};
-  spec.bos_id = 0;
-  spec.eos_ids = {0};
-  spec.bos_token = spec.eos_token = "<|end|>";
-  spec.chat_template = "{{ x }}";
-  return spec;
-}
-
-TEST(TokenizerJson, HoldsVocabularyMergesAndSpecials) {
-  auto texts = tokenizer_json_from_gguf(byte_level_spec());
-  ASSERT_OK(texts);
-  Json json = Json::parse(texts->tokenizer_json);
-  EXPECT_EQ(json["model"]["vocab"]["ab"], 4);
-  EXPECT_EQ(json["model"]["vocab"].size(), 6u);
-  EXPECT_EQ(json["model"]["merges"], Json({"a b"}));
-  ASSERT_EQ(json["added_tokens"].size(), 2u);
-  EXPECT_EQ(json["added_tokens"][0]["special"], true);
-  EXPECT_EQ(json["added_tokens"][1]["content"], "<tool>");
-  EXPECT_EQ(json["added_tokens"][1]["special"], false);
-  EXPECT_EQ(json["pre_tokenizer"]["pretokenizers"][0]["individual_digits"], true);
-  EXPECT_EQ(json["post_processor"]["type"], "ByteLevel");
-  EXPECT_EQ(Json::parse(texts->tokenizer_config_json)["chat_template"], "{{ x }}");
-}
-
-TEST(TokenizerJson, LlamaPutsABosAndKeepsWholeWords) {
-  TokenizerSpec spec = byte_level_spec();
-  spec.pre_tokenizer = "llama-bpe";
   spec.add_bos = true;
-  auto texts = tokenizer_json_from_gguf(spec);
-  ASSERT_OK(texts);
-  Json json = Json::parse(texts->tokenizer_json);
-  EXPECT_EQ(json["model"]["ignore_merges"], true);
-  EXPECT_EQ(json["post_processor"]["type"], "TemplateProcessing");
-  EXPECT_EQ(json["post_processor"]["special_tokens"]["<|end|>"]["ids"], Json::array({0}));
-  EXPECT_EQ(json["pre_tokenizer"]["pretokenizers"][1]["use_regex"], false);
-}
-
-TEST(TokenizerJson, OthersAreNamed) {
-  TokenizerSpec spec = byte_level_spec();
-  spec.pre_tokenizer = "tekken";
-  expect_failure(tokenizer_json_from_gguf(spec), StatusCode::kUnimplemented, {"tekken", "smollm"});
-  spec.model = "llama";
-  expect_failure(tokenizer_json_from_gguf(spec), StatusCode::kUnimplemented, {"llama", "gpt2"});
+  spec.bos_token = "<s>";
+  spec.eos_token = "<end>";
+  spec.chat_template = "{{ x }}";
+  TempDir dir;
+  write_file(dir / "tokenizer.json", kTokenizerJson);
+  write_file(dir / "tokenizer_config.json", tokenizer_config_json(spec));
+  auto again = read_hf_tokenizer(dir.path());
+  ASSERT_OK(again);
+  EXPECT_EQ(again->bos_id, 1);
+  EXPECT_EQ(again->eos_ids, std::vector<int32_t>{7});
+  EXPECT_EQ(again->chat_template, "{{ x }}");
+  EXPECT_EQ(Json::parse(tokenizer_config_json(spec))["add_bos_token"], true);
+  spec.bos_token = "\xff";
+  EXPECT_EQ(Json::parse(tokenizer_config_json(spec))["bos_token"], "\uFFFD");
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ void expect_ids(const text::Tokenizer& tokenizer, std::string_view text, bool pa
 
 void use(const text::Tokenizer& tokenizer) {
   CHECK(tokenizer.vocab_size() > 0);
+  auto json = tokenizer.to_json();
+  CHECK(json.ok() && is_utf8(*json));
   for (int32_t id : {-1, 0, 1, tokenizer.vocab_size() - 1, tokenizer.vocab_size()}) {
     std::string spelling = tokenizer.spelling(id);
     CHECK(id >= 0 && id < tokenizer.vocab_size() ? true : spelling.empty(), "{}", id);
@@ -53,8 +55,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   CHECK(spec->tokenizer_json == pieces[0]);
   for (int32_t id : spec->eos_ids) CHECK(id >= 0);
-  auto texts = checkpoint::tokenizer_json_from_gguf(*spec);
-  CHECK(texts.ok() || pieces[0].empty(), "{}", texts.status().to_string());
   // What the crate cannot build is refused, whatever it stumbled over.
   auto tokenizer = text::Tokenizer::create(*spec);
   if (tokenizer.ok()) {

@@ -115,6 +115,23 @@ TEST(ChatTemplate, ContinuesTheFinalMessage) {
   EXPECT_EQ(render(kJinja, kMessages, options), "[user]Say<end>[assistant]Once upon");
   EXPECT_EQ(render("{% for m in messages %}{{ m.content }}<end>{% endfor %}", kMessages, options),
             "Say<end> Once upon ");
+  // A text may stand in the template's own end marker too, or be there already.
+  constexpr std::string_view kMarked =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+  constexpr std::string_view kTrimmed =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n\n{{ m.content | trim }}<|im_end|>\n{% endfor %}";
+  for (const std::string text : {"<", "|", "e", "end", "", " ", "im_start", "CONTINUED-HERE-0"}) {
+    const std::string messages =
+        R"([{"role":"user","content":"Q"},{"role":"assistant","content":")" + text + R"("}])";
+    const std::string front = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n";
+    EXPECT_EQ(render(kMarked, messages, options), front + text);
+    const std::string trimmed_front = "<|im_start|>user\n\nQ<|im_end|>\n<|im_start|>assistant\n\n";
+    EXPECT_EQ(render(kTrimmed, messages, options), trimmed_front + (text == " " ? "" : text));
+  }
+  EXPECT_EQ(render("{% for m in messages %}{{ m.content[0].text }};{% endfor %}",
+                   R"([{"role":"user","content":[{"type":"text","text":"a;"}]}])",
+                   options),
+            "a;");
   EXPECT_NE(error_of("constant", kMessages, options).find("continue_final_message"), std::string::npos);
   EXPECT_NE(error_of(kJinja, "[]", options).find("no text content"), std::string::npos);
   EXPECT_NE(error_of(kJinja, kMessages, {.continue_final_message = true}).find("exclude"), std::string::npos);

@@ -217,6 +217,49 @@ TEST(Tokenizer, JsonAndGgufOfOneVocabularyAgree) {
   EXPECT_EQ(from_json->decode(*from_json->encode(text), false), text);
 }
 
+TEST(Tokenizer, EachVocabularyOfGgufIsTheSameAsJson) {
+  const std::string text = "x'S don't! 1234A  caf\u00e9 e\u0301\n\n<|end|> $5";
+  for (const char* name : {"",
+                           "default",
+                           "gpt-2",
+                           "gpt2",
+                           "olmo",
+                           "phi-2",
+                           "smollm",
+                           "dbrx",
+                           "starcoder",
+                           "refact",
+                           "smaug-bpe",
+                           "command-r",
+                           "llama-bpe",
+                           "llama3",
+                           "llama-v3",
+                           "qwen2",
+                           "deepseek-r1-qwen"}) {
+    for (const bool add_bos : {false, true}) {
+      TokenizerSpec spec = byte_vocabulary(name, digit_merges());
+      spec.add_bos = add_bos;
+      spec.tokens.emplace_back("A");  // the first of two with one spelling is the one
+      spec.token_types.push_back(1);
+      spec.tokens.emplace_back("<tool call>");
+      spec.token_types.push_back(4);
+      const auto gguf = make(spec);
+      const auto json_text = gguf->to_json();
+      ASSERT_TRUE(json_text.ok()) << json_text.status().to_string();
+      TokenizerSpec converted;
+      converted.tokenizer_json = *json_text;
+      const auto json = make(converted);
+      EXPECT_EQ(*json->encode(text), *gguf->encode(text)) << name;
+      EXPECT_EQ(json->decode(*json->encode(text), false), gguf->decode(*gguf->encode(text), false)) << name;
+      for (const char* token : {"<|end|>", "<tool call>"}) {
+        const int32_t id = gguf->token_to_id(token).value();
+        EXPECT_EQ(json->token_to_id(token), id);
+        EXPECT_EQ(json->is_special(id), gguf->is_special(id));
+      }
+    }
+  }
+}
+
 TEST(Tokenizer, JsonWithByteFallback) {
   const auto tokenizer = make(metaspace_vocabulary());
   EXPECT_FALSE(tokenizer->is_byte_level());

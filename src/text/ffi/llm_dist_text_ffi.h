@@ -66,6 +66,10 @@ int32_t llm_dist_tokenizer_from_bpe(const llm_dist_ffi_bpe_spec* spec,
                                     llm_dist_tokenizer** out,
                                     llm_dist_ffi_sink error);
 void llm_dist_tokenizer_free(llm_dist_tokenizer* tokenizer);
+/* A tokenizer.json of which the same tokenizer can be made. */
+int32_t llm_dist_tokenizer_to_json(const llm_dist_tokenizer* tokenizer,
+                                   llm_dist_ffi_sink json,
+                                   llm_dist_ffi_sink error);
 
 int32_t llm_dist_tokenizer_encode(const llm_dist_tokenizer* tokenizer,
                                   llm_dist_ffi_bytes text,

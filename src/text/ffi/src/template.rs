@@ -253,9 +253,58 @@ struct Request {
     tools: Json,
     kwargs: Map<String, Json>,
     add_generation_prompt: bool,
-    continue_final_message: bool,
+    /// Where the model is to go on with the last message.
+    continued: Option<Continued>,
     now: i64,
     timeout: Duration,
+}
+
+/// The last message's text, which has a mark behind it while the template renders: the text alone may stand elsewhere
+/// too, in what a template puts behind a message, for example.
+struct Continued {
+    text: String,
+    /// Ends in a space, by whose absence a template that trims shows.
+    mark: String,
+}
+
+/// The text of a message: its content, or the last text part of it.
+fn text_of(message: &mut Json) -> Option<&mut String> {
+    match message.get_mut("content")? {
+        Json::String(text) => Some(text),
+        Json::Array(parts) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text")? {
+            Json::String(text) => Some(text),
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+impl Continued {
+    fn mark(messages: &mut [Json]) -> Result<Self, String> {
+        let all = Json::from(&messages[..]).to_string();
+        let unused = (0..).map(|n| format!("CONTINUED-HERE-{n} ")).find(|mark| !all.contains(mark.trim_end()));
+        let mark = unused.expect("messages are finite");
+        let text = messages.last_mut().and_then(text_of);
+        let text = text.ok_or("continue_final_message: the last message has no text content")?;
+        let continued = Continued { text: text.clone(), mark };
+        text.push_str(&continued.mark);
+        Ok(continued)
+    }
+
+    /// Cuts a rendered prompt right behind the text, so that the model goes on with it.
+    fn cut(&self, mut prompt: String) -> Result<String, String> {
+        let at = prompt.rfind(self.mark.trim_end()).ok_or(
+            "continue_final_message: the chat template changes the last message's text; send it without this option",
+        )?;
+        let trims = !prompt[at..].starts_with(&self.mark);
+        prompt.truncate(at);
+        // A template that trims the message also trims what is continued; of blanks alone it has left nothing.
+        let blanks = &self.text[self.text.trim_end().len()..];
+        if trims && blanks.len() < self.text.len() && prompt.ends_with(blanks) {
+            prompt.truncate(at - blanks.len());
+        }
+        Ok(prompt)
+    }
 }
 
 fn parse(json: Bytes, what: &str) -> Result<Json, String> {
@@ -289,7 +338,7 @@ fn check_size(messages: &[Json], tools: &Json, kwargs: &Map<String, Json>) -> Re
 
 impl Request {
     fn new(options: &RenderOptions, messages: Bytes) -> Result<Self, String> {
-        let Json::Array(messages) = parse(messages, "messages")? else {
+        let Json::Array(mut messages) = parse(messages, "messages")? else {
             return Err("messages must be a JSON array of {\"role\", \"content\"} objects".into());
         };
         let kwargs = match parse(options.kwargs, "chat_template_kwargs")? {
@@ -305,37 +354,17 @@ impl Request {
         if options.add_generation_prompt && options.continue_final_message {
             return Err("add_generation_prompt and continue_final_message exclude each other: set one of them".into());
         }
+        let continued = options.continue_final_message.then(|| Continued::mark(&mut messages)).transpose()?;
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
         Ok(Request {
             messages,
             tools,
             kwargs,
             add_generation_prompt: options.add_generation_prompt,
-            continue_final_message: options.continue_final_message,
+            continued,
             now: if options.now_unix_s >= 0 { options.now_unix_s } else { clock() },
             timeout: Duration::from_millis(options.timeout_ms),
         })
-    }
-
-    /// The text of the last message: its content, or the last text part of it.
-    fn final_text(&self) -> Option<&str> {
-        match self.messages.last()?.get("content")? {
-            Json::String(text) => Some(text),
-            Json::Array(parts) => parts.iter().rev().find_map(|p| p.get("text")?.as_str()),
-            _ => None,
-        }
-    }
-
-    /// Cuts a rendered prompt right behind the last message's text, so that the model goes on with it.
-    fn cut(&self, mut prompt: String) -> Result<String, String> {
-        let text = self.final_text().ok_or("continue_final_message: the last message has no text content")?;
-        let at = prompt.rfind(text.trim()).ok_or(
-            "continue_final_message: the chat template changes the last message's text; send it without this option",
-        )?;
-        // A template that trims the message also trims what is continued.
-        let kept = if prompt[at..].starts_with(text.trim_start()) { text.trim_start() } else { text.trim() };
-        prompt.truncate(at + kept.len());
-        Ok(prompt)
     }
 }
 
@@ -394,10 +423,11 @@ pub extern "C" fn llm_dist_chat_template_render(
         // SAFETY: both are valid for the duration of the call (header contract).
         let (handle, options) = unsafe { (&*handle, &*options) };
         let request = Request::new(options, messages)?;
-        let mut prompt = handle.render(&request)?;
-        if request.continue_final_message {
-            prompt = request.cut(prompt)?;
-        }
+        let prompt = handle.render(&request)?;
+        let prompt = match &request.continued {
+            Some(continued) => continued.cut(prompt)?,
+            None => prompt,
+        };
         text.put(prompt.as_bytes());
         Ok(())
     })

@@ -171,6 +171,15 @@ pub extern "C" fn llm_dist_tokenizer_from_bpe(spec: *const BpeSpec, out: *mut *m
 }
 
 #[no_mangle]
+pub extern "C" fn llm_dist_tokenizer_to_json(handle: *const Handle, json: Sink, error: Sink) -> i32 {
+    guard(error, || {
+        let text = borrow(handle).tokenizer.to_string(/* pretty */ true);
+        json.put(text.map_err(|e| format!("internal: the tokenizer as JSON: {e}"))?.as_bytes());
+        Ok(())
+    })
+}
+
+#[no_mangle]
 pub extern "C" fn llm_dist_tokenizer_free(handle: *mut Handle) {
     if !handle.is_null() {
         // SAFETY: made by `give` and freed once (header contract).
