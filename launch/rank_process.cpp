@@ -51,6 +51,10 @@ void use_interface(const std::string& name) {
     setenv(variable, name.c_str(), /*overwrite=*/0);
 }
 
+std::string device_name(Device device) {
+  return device.type == DeviceType::kCpu ? "cpu" : format("cuda:{}", device.index);
+}
+
 Status refuse_idle(const comm::World& world, const RankDevice& device) {
   std::string idle = idle_resources(world, comm::read_environment(), device.device.type == DeviceType::kCuda);
   if (idle.empty()) return ok_status();
@@ -111,11 +115,8 @@ Status RankProcess::connect(const EngineFlags& flags) {
   const comm::BootstrapFlags& launch = flags.launch.bootstrap;
   ASSIGN_OR_RETURN(comm::Bootstrap bootstrap, comm::plan_bootstrap(launch, comm::read_environment()));
   use_interface(launch.interface_name);
-  auto seconds = [](double count) {
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(count));
-  };
-  comm::WorldOptions options{.collective_timeout = seconds(flags.parallel.distributed_timeout_seconds),
-                             .meeting_timeout = seconds(flags.launch.rendezvous_timeout_seconds)};
+  comm::WorldOptions options{.collective_timeout = duration_of(flags.parallel.distributed_timeout_seconds),
+                             .meeting_timeout = duration_of(flags.launch.rendezvous_timeout_seconds)};
   rendezvous_ = bootstrap.ranks.size == 1 ? "none" : bootstrap.over_tcp ? "tcp" : "mpi";
   ASSIGN_OR_RETURN(world_, comm::make_world(bootstrap, options));
   set_process_identity(identity(*world_));
@@ -127,7 +128,6 @@ Status RankProcess::connect(const EngineFlags& flags) {
   ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = host_world(*world_, launch.interface_name)}));
   ASSIGN_OR_RETURN(liveness_,
                    comm::Liveness::start({.world = host_world(*world_, launch.interface_name),
-                                          .device = "cpu",
                                           .on_failure = [this](const comm::RankFailure& failure) {
                                             on_peer_failure(failure);
                                           }}));
@@ -167,6 +167,10 @@ Status RankProcess::find_device(const EngineFlags& flags) {
 
 Status RankProcess::take_device(const EngineFlags& flags) {
   RETURN_IF_ERROR(agree(find_device(flags)));
+  if (liveness_ != nullptr) {
+    ASSIGN_OR_RETURN(std::vector<std::string> devices, gathered(device_name(device_.device)));
+    liveness_->set_devices(std::move(devices));
+  }
   return agree(refuse_shared_devices(*world_, device_));
 }
 

@@ -23,13 +23,12 @@ Status check_options(const LivenessOptions& options) {
 
 // Who the ranks are.
 Result<std::vector<WatchedRank>> introduce(const LivenessOptions& options) {
-  ASSIGN_OR_RETURN(auto cards, gather_or_fail(options.world, to_bytes(current_process()) + options.device));
+  ASSIGN_OR_RETURN(auto cards, gather_or_fail(options.world, to_bytes(current_process())));
   std::vector<WatchedRank> ranks(cards.size());
   for (size_t r = 0; r < cards.size(); ++r) {
     ranks[r].rank = static_cast<int>(r);
-    if (cards[r].size() < sizeof(ProcessId)) return data_loss(format("rank {} is of another version", r));
-    from_bytes(cards[r].substr(0, sizeof(ProcessId)), &ranks[r].process);
-    ranks[r].device = cards[r].substr(sizeof(ProcessId));
+    if (!from_bytes(cards[r], &ranks[r].process))
+      return data_loss(format("rank {} is of another version", r));
   }
   return ranks;
 }
@@ -113,6 +112,7 @@ Result<std::unique_ptr<Liveness>> Liveness::start(const LivenessOptions& options
 
 Liveness::Liveness(std::unique_ptr<LivenessWatch> watch) : watch_(std::move(watch)) {}
 Liveness::~Liveness() = default;
+void Liveness::set_devices(std::vector<std::string> devices) { watch_->set_devices(std::move(devices)); }
 void Liveness::set_phase(std::string_view phase) { watch_->set_phase(phase); }
 void Liveness::announce_failure(std::string_view cause) { watch_->announce_failure(cause); }
 void Liveness::leave() { watch_->leave(); }

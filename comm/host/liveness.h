@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/host/host_world.h"
 #include "src/base/clock.h"
@@ -34,7 +35,6 @@ std::string format_failure(const RankFailure& failure);
 
 struct LivenessOptions {
   HostWorld world;
-  std::string device;  // this rank's, for the diagnosis: "cuda:0"
   // Called once, on the thread that watches; the Liveness is not to be destroyed in it. A rank that
   // announced a failure or is taken for dead (it was stopped, and goes on) gets it too, with its own rank.
   std::function<void(const RankFailure&)> on_failure;
@@ -56,6 +56,9 @@ class Liveness {
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
 
+  // Every rank's, for the diagnosis: "cuda:0". They are known only once each has chosen; until then a failed
+  // rank's is empty. Any thread.
+  void set_devices(std::vector<std::string> devices);
   // "loading", "idle", "prefill", "decode"…; cut to 31 bytes. Any thread; allocates nothing.
   void set_phase(std::string_view phase);
   // This rank cannot go on, and the others learn why without waiting for its end. Any thread. They know when

@@ -63,6 +63,12 @@ void LivenessWatch::leave() {
   stop(RankState::kLeft);
 }
 
+void LivenessWatch::set_devices(std::vector<std::string> devices) {
+  CHECK_EQ(devices.size(), ranks_.size());
+  std::lock_guard lock(devices_mutex_);
+  devices_ = std::move(devices);
+}
+
 void LivenessWatch::set_phase(std::string_view phase) {
   PhaseText text;
   text.assign(phase);
@@ -246,20 +252,29 @@ void LivenessWatch::conclude(TimePoint now) {
 Verdict LivenessWatch::judge(TimePoint now) const {
   const WatchedRank* failed = nullptr;
   const WatchedRank* reporter = nullptr;
+  const WatchedRank* announcer = nullptr;
   for (const auto& rank : ranks_) {
     // A rank that has been silent for a while may be next to be found dead: it is not asked to report.
-    bool live = may_fail(rank) && now - rank.heard <= fresh();
-    if (live && reporter == nullptr) reporter = &rank;
+    const bool heard = !rank.left && now - rank.heard <= fresh();
+    if (heard && may_fail(rank) && reporter == nullptr) reporter = &rank;
+    if (heard && rank.sign == Sign::kAnnounced && announcer == nullptr) announcer = &rank;
     if (rank.sign == Sign::kNone) continue;
     auto weight = [](const WatchedRank& r) { return std::pair(r.sign != Sign::kGone, r.sign_order); };
     if (failed == nullptr || weight(rank) < weight(*failed)) failed = &rank;
   }
   CHECK(failed != nullptr, "a verdict without a failed rank");
+  // What strikes all of them, all announce; they live long enough to say so, and all nodes name the same one.
+  if (reporter == nullptr) reporter = announcer;
   Verdict verdict{.failed = failed->rank,
                   .reporter = reporter != nullptr ? reporter->rank : options_.world.rank,
                   .phase = failed->phase};
   verdict.cause.assign(failed->cause);
   return verdict;
+}
+
+std::string LivenessWatch::device_of(const WatchedRank& rank) {
+  std::lock_guard lock(devices_mutex_);
+  return devices_.empty() ? "" : devices_[static_cast<size_t>(rank.rank)];
 }
 
 void LivenessWatch::deliver(const Verdict& verdict) {
@@ -268,7 +283,7 @@ void LivenessWatch::deliver(const Verdict& verdict) {
   RankFailure failure{.rank = failed.rank,
                       .host = host_of(failed),
                       .pid = failed.process.pid,
-                      .device = failed.device,
+                      .device = device_of(failed),
                       .phase = std::string(verdict.phase.view()),
                       .cause = std::string(verdict.cause.view()),
                       .reporter = verdict.reporter == options_.world.rank};

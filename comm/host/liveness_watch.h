@@ -33,7 +33,6 @@ enum class Sign : uint8_t { kNone, kAnnounced, kGone };
 struct WatchedRank {
   int rank = 0;
   ProcessId process;
-  std::string device;
   std::optional<size_t> slot;  // on this node's board; ranks of other nodes have a socket
   Fd socket;
   ProcessWatch process_watch;  // where it is another process of this node
@@ -58,6 +57,7 @@ class LivenessWatch {
   LivenessWatch(LivenessOptions options, NodeMemory memory, std::vector<WatchedRank> ranks);
   ~LivenessWatch();
 
+  void set_devices(std::vector<std::string> devices);
   void set_phase(std::string_view phase);
   void announce_failure(std::string_view cause);
   void leave();
@@ -75,6 +75,7 @@ class LivenessWatch {
   void accuse(WatchedRank& rank, Sign sign, std::string cause, TimePoint now);
   void conclude(TimePoint now);
   Verdict judge(TimePoint now) const;
+  std::string device_of(const WatchedRank& rank);
   void deliver(const Verdict& verdict);
   void wait_for_news(TimePoint now);
   void send_to_other_nodes(const LivenessFrame& frame);
@@ -99,6 +100,8 @@ class LivenessWatch {
   int signs_ = 0;
   bool delivered_ = false;
 
+  std::mutex devices_mutex_;
+  std::vector<std::string> devices_;  // by rank; empty until they are chosen
   std::mutex phase_mutex_;
   std::mutex send_mutex_;
   Fd news_;  // an eventfd: this rank has announced a failure

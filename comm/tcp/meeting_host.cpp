@@ -14,14 +14,16 @@ namespace llm_dist::comm {
 namespace {
 
 constexpr size_t kMaxStrangers = 256;
-// A rank of a starved machine needs its time; so many strangers may wait meanwhile.
+// A rank of a starved machine needs its time; so many strangers may wait meanwhile. Where there are as many,
+// each is left alone for so long.
 constexpr auto kIntroductionLimit = std::chrono::seconds(30);
+constexpr auto kUndisturbed = std::chrono::seconds(3);
 constexpr auto kAnswerLimit = std::chrono::seconds(3);
 constexpr auto kLookAgainAfter = std::chrono::milliseconds(200);
 
 struct Guest {
   Fd fd;
-  Deadline deadline;  // of its introduction
+  TimePoint since;
   Greeting greeting;
   Card card;
   size_t filled = 0;
@@ -98,6 +100,12 @@ class Host {
   }
   Status wait(Deadline deadline);
   Status let_in();
+  bool full() const { return guests_.size() >= kMaxStrangers + seats_.size(); }
+  std::list<Guest>::const_iterator longest_unseated() const {
+    return std::ranges::find_if(guests_, [](const Guest& guest) { return !guest.seated; });
+  }
+  // Nobody is let in, and nobody has been silent for so long that another may take the place.
+  bool crowded() const { return full() && Clock::now() - longest_unseated()->since < kUndisturbed; }
   bool has_left(Guest& guest);
   bool advance(Guest& guest);
   bool challenge(Guest& guest);
@@ -117,6 +125,7 @@ class Host {
 Status Host::wait(Deadline deadline) {
   std::vector<pollfd> entries{{.fd = door_.fd.get(), .events = POLLIN},
                               {.fd = offer_.get(), .events = POLLIN}};
+  if (crowded()) entries[0].events = 0;
   for (const Guest& guest : guests_) entries.push_back({.fd = guest.fd.get(), .events = POLLIN});
   auto next_look = Deadline::at(std::min(deadline.when(), Clock::now() + kLookAgainAfter));
   if (::poll(entries.data(), entries.size(), poll_timeout_ms(next_look)) < 0 && errno != EINTR)
@@ -125,10 +134,11 @@ Status Host::wait(Deadline deadline) {
 }
 
 Status Host::let_in() {
-  while (guests_.size() < kMaxStrangers + seats_.size()) {
+  while (!crowded()) {
     ASSIGN_OR_RETURN(Fd fd, accept_one(door_));
     if (!fd.valid()) break;
-    guests_.push_back({.fd = std::move(fd), .deadline = Deadline::after(kIntroductionLimit)});
+    if (full()) guests_.erase(longest_unseated());
+    guests_.push_back({.fd = std::move(fd), .since = Clock::now()});
   }
   return ok_status();
 }
@@ -136,7 +146,7 @@ Status Host::let_in() {
 // True when the connection is of no more use.
 bool Host::has_left(Guest& guest) {
   bool stays = advance(guest);
-  if (stays && (guest.seated || !guest.deadline.expired())) return false;
+  if (stays && (guest.seated || Clock::now() - guest.since < kIntroductionLimit)) return false;
   if (!guest.seated)
     log_warning("refused a connection to {}: not a rank of this launch", to_string(door_.endpoint));
   if (guest.seated) {

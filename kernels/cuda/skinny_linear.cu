@@ -4,6 +4,8 @@
 // Sums are taken in float, in an order that depends on k alone; scales of rows multiply them at the end.
 #include <cuda_fp8.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/device/overlap.cuh"
 #include "kernels/cuda/device/pairs.cuh"
 #include "kernels/cuda/device/reduce.cuh"
@@ -167,20 +169,23 @@ void launch(void (*kernel)(SkinnyArgs, const T*, const W*, const float*, const T
             const MatmulShape& shape,
             const MatmulOperands& operands,
             cudaStream_t stream) {
+  constexpr int64_t kMostRows = 65535;  // of a grid
   const SkinnyArgs args{
       .n = shape.columns(), .k = shape.k, .x_stride = shape.x_stride, .y_stride = shape.y_stride};
-  const dim3 blocks(static_cast<unsigned>(ceil_div(args.n, int64_t{kWarps} * columns_of_warp)),
-                    static_cast<unsigned>(shape.m));
-  launch_overlapped(kernel,
-                    blocks,
-                    kThreads,
-                    stream,
-                    args,
-                    static_cast<const T*>(operands.x),
-                    static_cast<const W*>(operands.w),
-                    operands.w_scales,
-                    static_cast<const T*>(operands.bias),
-                    static_cast<Out*>(operands.y));
+  const int64_t blocks = ceil_div(args.n, int64_t{kWarps} * columns_of_warp);
+  for (int64_t first = 0; first < shape.m; first += kMostRows) {
+    const int64_t rows = std::min(kMostRows, shape.m - first);
+    launch_overlapped(kernel,
+                      dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(rows)),
+                      kThreads,
+                      stream,
+                      args,
+                      static_cast<const T*>(operands.x) + first * args.x_stride,
+                      static_cast<const W*>(operands.w),
+                      operands.w_scales,
+                      static_cast<const T*>(operands.bias),
+                      static_cast<Out*>(operands.y) + first * args.y_stride);
+  }
 }
 
 bool is_in_whole_loads(const MatmulShape& shape) {

@@ -1,6 +1,7 @@
 // Time: steady, in nanoseconds or as a deadline that every blocking call takes.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -17,12 +18,17 @@ inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
 
+// More than ten years count as ten: a clock's nanoseconds end at 292.
+inline Duration duration_of(double seconds) {
+  constexpr double kLongest = 10 * 365.0 * 24 * 3600;
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(std::clamp(seconds, -kLongest, kLongest)));
+}
+
 class Deadline {
  public:
   static Deadline after(Duration duration) { return Deadline(Clock::now() + duration); }
-  static Deadline after_seconds(double seconds) {
-    return after(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
-  }
+  static Deadline after_seconds(double seconds) { return after(duration_of(seconds)); }
   static Deadline at(TimePoint when) { return Deadline(when); }
   bool expired() const { return Clock::now() >= when_; }
   TimePoint when() const { return when_; }

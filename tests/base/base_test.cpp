@@ -128,6 +128,12 @@ TEST(Weight, ScalesOfRowsCount) {
   EXPECT_EQ((Weight{.scheme = WeightScheme::kBF16, .n = 10, .k = 33}.bytes()), 10 * 33 * 2);
 }
 
+TEST(Clock, WhatNobodyWaitsForIsFarAway) {
+  EXPECT_FALSE(Deadline::after_seconds(1e300).expired());
+  EXPECT_GT(Deadline::after_seconds(1e10).remaining(), std::chrono::hours(24 * 365));
+  EXPECT_TRUE(Deadline::after_seconds(-1e300).expired());
+}
+
 TEST(BoundedQueue, KeepsOrderAndCapacity) {
   BoundedQueue<int> queue(2);
   int one = 1, two = 2, three = 3;

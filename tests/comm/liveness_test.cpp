@@ -118,7 +118,6 @@ class WatchedWorld {
   int live(int rank, Limits limits, bool exits_on_failure) {
     Experience& mine = experiences_[rank];
     auto liveness = Liveness::start({.world = host_world(test_, board_, rank),
-                                     .device = format("cpu:{}", rank),
                                      .on_failure = [&mine](const RankFailure& f) { note(mine, f); },
                                      .interval = limits.interval,
                                      .silence_limit = limits.silence});
@@ -126,6 +125,9 @@ class WatchedWorld {
       std::fprintf(stderr, "rank %d: %s\n", rank, liveness.status().to_string().c_str());
       return 1;
     }
+    std::vector<std::string> devices;
+    for (int r = 0; r < test_.size; ++r) devices.push_back(format("cpu:{}", r));
+    (*liveness)->set_devices(std::move(devices));
     (*liveness)->set_phase(format("phase of {}", rank));
     std::this_thread::sleep_for(limits.interval / 2);  // goes to other nodes with the next look
     mine.watching = true;
@@ -201,9 +203,28 @@ TEST_P(LivenessTest, AnnouncedFailureArrivesWithItsCause) {
     EXPECT_FALSE(world->of(victim).reporter);
     std::string line = world->of(1).line;
     EXPECT_EQ(line.find('\n'), std::string::npos);
-    for (const char* part : {"rank ", "host ", "pid ", "device cpu:", "phase phase of ", "CUDA error"})
+    const std::string device = format("device cpu:{}", victim);
+    for (const char* part : {"rank ", "host ", "pid ", device.c_str(), "phase phase of ", "CUDA error"})
       EXPECT_NE(line.find(part), std::string::npos) << line;
   }
+}
+
+// As when all run out of memory: each node sees its own ranks' announcements first.
+TEST_P(LivenessTest, OneRankReportsWhatAllAnnounce) {
+  constexpr int kAttempts = 5;
+  int by_rank_0_alone = 0;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    WatchedWorld world(GetParam().world, {}, false);
+    ASSERT_TRUE(world.wait_watching());
+    for (int rank = 0; rank < kRanks; ++rank) world.of(rank).announce = true;
+    int reporters = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(rank).calls > 0; }));
+      reporters += world.of(rank).reporter ? 1 : 0;
+    }
+    if (world.of(0).reporter && reporters == 1) ++by_rank_0_alone;
+  }
+  EXPECT_GT(by_rank_0_alone, kAttempts / 2);  // a rank that was held up had announced nothing yet
 }
 
 // The victims of a dead rank complain at once, before its end is noticed: it is still the one to name.

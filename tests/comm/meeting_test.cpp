@@ -132,6 +132,22 @@ TEST(Meeting, WhoSendsNonsenseOrNothingIsNotWaitedFor) {
   stranger.join();
 }
 
+TEST(Meeting, ACrowdOfSilentStrangersGivesWay) {
+  auto plans = plans_for(2);
+  std::thread others([&] {
+    std::vector<Fd> silent;
+    while (silent.size() < 300) {
+      auto fd = connect_to({.address = "127.0.0.1", .port = plans[0].port}, Deadline::after_seconds(1));
+      if (fd.ok()) silent.push_back(std::move(fd).value());
+    }
+    auto met = meet(plans[1], Deadline::after_seconds(20));
+    EXPECT_TRUE(met.ok()) << met.status().to_string();
+  });
+  auto met = meet(plans[0], Deadline::after_seconds(20));
+  EXPECT_TRUE(met.ok()) << met.status().to_string();
+  others.join();
+}
+
 TEST(Meeting, TheMissingAreNamedToAllWhoCame) {
   auto plans = plans_for(4);
   auto met = meet_all({plans[0], plans[2]}, 2);

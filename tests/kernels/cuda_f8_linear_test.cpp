@@ -146,6 +146,7 @@ TEST_F(CudaF8Linear, ThatNobodyAnnounced) {
   gpu_state_.reset();
   gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   for (int64_t m : {1, 5, 40}) check_f8(DType::kBF16, false, m, 130, 1024, Rounds::kNothing);
+  check_f8(DType::kBF16, false, 65'537, 8, 16, Rounds::kNothing);  // a grid has 65,535 rows
 }
 
 TEST_F(CudaF8Linear, OfManyRows) {
