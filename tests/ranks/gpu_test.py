@@ -105,7 +105,9 @@ class Gpu(load_test.Streams):
                 self.assertTrue(all(exit_.within(begin + 3 - time.monotonic()) for exit_ in survivors), server.log())
                 took = time.monotonic() - begin
                 self.assertNotEqual(server.wait_end(10), 0)
-                self.assertEqual(len(harness.our_lines(server.log())), 1, server.log())
+                lines = harness.our_lines(server.log())
+                self.assertEqual(len(lines), 1, server.log())
+                self.assertIn(f"device cuda:{tp * pp - 1}, ", lines[0])
                 self.assertEqual(server.leftovers(), [])
                 harness.wait_until(lambda: all(now <= was + 64 for now, was in zip(memory_used(), before)), 10,
                                    lambda: f"the GPUs' memory is free again: {before} before, {memory_used()} MiB now")
