@@ -58,26 +58,34 @@ class LinesFile {
   std::unique_ptr<ContentWriter> writer_;
 };
 
-// A line for each item that nothing is recorded of; `count` becomes how many.
+// A line for each item that nothing is recorded of and that can be read; `count` becomes how many.
+// data_loss: fewer than are missing.
 Status add_expired(const std::string& input_path,
                    const Job& job,
                    const std::unordered_set<int64_t>& recorded,
+                   int64_t num_missing,
                    LinesFile& errors,
                    int64_t& count) {
   const std::string endpoint = read_job_spec(job.spec).endpoint;
   ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(input_path));
-  while (true) {
-    ASSIGN_OR_RETURN(std::optional<ItemPlace> place, input.next());
-    if (!place) return ok_status();
-    if (recorded.contains(place->number)) continue;
-    ASSIGN_OR_RETURN(BatchRequest request, parse_batch_line(input.line(), endpoint));
+  while (count < num_missing) {
+    Result<std::optional<ItemPlace>> place = input.next();
+    if (!place.ok()) return data_loss(place.status().message());
+    if (!place.value()) {
+      return data_loss(format("{} of {} items that wait are left of its input", count, num_missing));
+    }
+    const int64_t number = place.value()->number;
+    if (recorded.contains(number)) continue;
+    Result<BatchRequest> request = parse_batch_line(input.line(), endpoint);
+    if (!request.ok()) continue;
     RETURN_IF_ERROR(errors.add(error_line(job.id,
-                                          place->number,
-                                          request.custom_id,
+                                          number,
+                                          request.value().custom_id,
                                           "batch_expired",
                                           "not executed before the completion window ended")));
     ++count;
   }
+  return ok_status();
 }
 
 }  // namespace
@@ -125,11 +133,9 @@ Result<BatchFiles> write_batch_files(
   BatchFiles files{.close = {.job = job.id, .expected_version = job.version}, .contents = {}};
   if (expired) {
     ASSIGN_OR_RETURN(StoredFile input, store.batches().file(batch.input_file));
-    Status added = add_expired(contents.path(input.content), job, recorded, errors, files.close.num_expired);
-    auto num_written = static_cast<int64_t>(recorded.size()) + files.close.num_expired;
-    if (added.ok() && num_written != batch.total) {
-      added = data_loss(format("{} of {} items are left of its input", num_written, batch.total));
-    }
+    int64_t num_missing = batch.total - std::ssize(recorded);
+    Status added = add_expired(
+        contents.path(input.content), job, recorded, num_missing, errors, files.close.num_expired);
     // What was executed is not lost with the input.
     bool lost = added.code() == StatusCode::kDataLoss;
     if (lost) log_error("{}: {}", batch_name(job.id), added.message());

@@ -49,15 +49,18 @@ BatchRun::~BatchRun() {
 }
 
 Status BatchRun::find_items() {
+  ASSIGN_OR_RETURN(BatchSummary input, check_batch_input(parts_.input_path, parts_.endpoint));
+  if (input.num_items != parts_.total) {
+    return data_loss(
+        format("the input file {} has {} of {} items", parts_.input_path, input.num_items, parts_.total));
+  }
   ASSIGN_OR_RETURN(std::vector<ItemRecord> marks, parts_.store.batches().item_marks(parts_.job));
   std::unordered_map<int64_t, ItemRecord> known;
   for (ItemRecord& mark : marks) known.emplace(mark.number, std::move(mark));
   std::deque<Item> fresh;
-  int64_t count = 0;
   while (true) {
     ASSIGN_OR_RETURN(std::optional<ItemPlace> place, input_.next());
     if (!place) break;
-    ++count;
     auto mark = known.find(place->number);
     if (mark == known.end()) {
       fresh.push_back({.place = *place});
@@ -65,12 +68,25 @@ Status BatchRun::find_items() {
       ready_.push_back({.place = *place, .deaths = mark->second.deaths});
     }
   }
-  if (count != parts_.total) {
-    return data_loss(format("the input file {} has {} of {} items", parts_.input_path, count, parts_.total));
-  }
   ready_.insert(ready_.end(), fresh.begin(), fresh.end());
   num_open_ = ready_.size();
   return ok_status();
+}
+
+Status BatchRun::input_status() {
+  std::lock_guard lock(mutex_);
+  return input_status_;
+}
+
+Result<BatchRequest> BatchRun::read_request(const ItemPlace& place) {
+  Result<std::string> line = [&] {
+    std::lock_guard lock(mutex_);
+    return input_.read(place);
+  }();
+  if (!line.ok()) return line.status();
+  Result<BatchRequest> request = parse_batch_line(line.value(), parts_.endpoint);
+  if (request.ok()) return request;
+  return data_loss(format("line {}: {}", place.number, request.status().message()));
 }
 
 void BatchRun::add(const ReplicaAttempt& attempt, const std::string& url, const std::string& api_key) {
@@ -136,13 +152,12 @@ CountDeaths BatchRun::deaths_on(const Lane& lane) {
                      .replica = replica_of(lane)};
   std::string message = format("the engine died {} times with this request in flight: it is not tried again",
                                parts_.options.max_deaths);
-  std::lock_guard lock(mutex_);
   for (const auto& [number, item] : lane.with_engine) {
-    Result<std::string> line = input_.read(item.place);
-    Result<BatchRequest> request =
-        line.ok() ? parse_batch_line(line.value(), parts_.endpoint) : Result<BatchRequest>(line.status());
-    // The input is lost, and with it the batch as soon as somebody looks.
-    if (!request.ok()) continue;
+    Result<BatchRequest> request = read_request(item.place);
+    if (!request.ok()) {
+      input_lost(request.status());
+      continue;
+    }
     const std::string& custom_id = request.value().custom_id;
     deaths.items.push_back({.number = number,
                             .custom_id = custom_id,
@@ -179,7 +194,7 @@ void BatchRun::work(Lane& lane, ItemClient& client) {
 // Nothing: there is no more to do, for this thread.
 std::optional<BatchRun::Item> BatchRun::take(Lane& lane) {
   std::unique_lock lock(mutex_);
-  while (!lane.ending && num_open_ > 0) {
+  while (!lane.ending && num_open_ > 0 && input_status_.ok()) {
     TimePoint now = parts_.threads->now();
     Turn turn = next_turn(lane, now);
     // Nobody goes ahead of one that has to run alone, or it would wait for ever.
@@ -229,24 +244,21 @@ BatchRun::Item BatchRun::pop(const Turn& turn) {
 
 // False: nothing of this lane is recorded any more.
 bool BatchRun::execute(Lane& lane, ItemClient& client, Item item) {
-  std::unique_lock lock(mutex_);
-  Result<std::string> line = input_.read(item.place);
-  lock.unlock();
-  Result<BatchRequest> request =
-      line.ok() ? parse_batch_line(line.value(), parts_.endpoint) : Result<BatchRequest>(line.status());
+  Result<BatchRequest> request = read_request(item.place);
   if (!request.ok()) {
-    log_error("{}: {}", batch_name(parts_.job), request.status().message());
-    put_back(lane, item, {.verdict = Verdict::kWait, .left_engine = true});
-    return true;
+    input_lost(request.status());
+    let_go(lane, item);
+    return false;
   }
   Answer answer = ask(lane, client, item, request.value());
   if (answer.verdict == Verdict::kTryAgain || answer.verdict == Verdict::kWait) {
     put_back(lane, item, answer);
     return true;
   }
-  lock.lock();
-  lane.with_engine.erase(item.place.number);
-  lock.unlock();
+  {
+    std::lock_guard lock(mutex_);
+    lane.with_engine.erase(item.place.number);
+  }
   bool recorded = record(lane, item, request.value().custom_id, answer);
   recorded ? finished(lane, item) : let_go(lane, item);
   return recorded;
@@ -359,14 +371,26 @@ Duration BatchRun::jittered_backoff(int num_failures) {
   return std::chrono::duration_cast<Duration>(wait * jitter(random_));
 }
 
-// Answered, and not recorded by this lane: another one may.
+// Not with the engine any more, and not recorded by this lane: another one may.
 void BatchRun::let_go(Lane& lane, const Item& item) {
   {
     std::lock_guard lock(mutex_);
+    lane.with_engine.erase(item.place.number);
     --lane.num_running;
     ready_.push_front(item);
   }
   changed_->notify_all();
+}
+
+// The batch cannot be completed: who looks after it ends it.
+void BatchRun::input_lost(const Status& why) {
+  log_error("{}: {}", batch_name(parts_.job), why.message());
+  {
+    std::lock_guard lock(mutex_);
+    input_status_ = why;
+  }
+  changed_->notify_all();
+  parts_.on_done();
 }
 
 void BatchRun::finished(Lane& lane, const Item& item) {

@@ -41,7 +41,7 @@ class BatchRun {
   struct Parts {
     Store& store;
     std::function<Outcome(CommandBody)> commit;  // durable when it returns
-    std::function<void()> on_done;               // every item is recorded; on a thread of the run
+    std::function<void()> on_done;  // every item is recorded, or the input is lost; on a thread of the run
     BatchRunOptions options{};
     JobId job = 0;
     int64_t total = 0;  // items of the input file
@@ -58,6 +58,9 @@ class BatchRun {
   ~BatchRun();
   BatchRun(const BatchRun&) = delete;
   BatchRun& operator=(const BatchRun&) = delete;
+
+  // data_loss: the input file is not what it was any more, and nothing more is sent.
+  Status input_status();
 
   // From one thread only, these three. Items go to this replica too.
   void add(const ReplicaAttempt& attempt, const std::string& url, const std::string& api_key);
@@ -107,6 +110,7 @@ class BatchRun {
         changed_(parts_.threads->make_condition()),
         random_(parts_.seed) {}
   Status find_items();
+  Result<BatchRequest> read_request(const ItemPlace& place);
   void work(Lane& lane, ItemClient& client);
   void stop(Lane& lane);
   std::optional<Item> take(Lane& lane);
@@ -119,6 +123,7 @@ class BatchRun {
   bool record(Lane& lane, const Item& item, const std::string& custom_id, const Answer& answer);
   void put_back(Lane& lane, Item item, const Answer& answer);
   void let_go(Lane& lane, const Item& item);
+  void input_lost(const Status& why);
   void finished(Lane& lane, const Item& item);
   CountDeaths deaths_on(const Lane& lane);
   void return_items(Lane& lane, bool died);
@@ -129,6 +134,7 @@ class BatchRun {
   Parts parts_;
   BatchInput input_;  // under mutex_ once there are lanes
   std::mutex mutex_;
+  Status input_status_;  // under mutex_
   const std::unique_ptr<Condition> changed_;
   std::deque<Item> ready_;  // under mutex_, as everything below
   Waiting waiting_;

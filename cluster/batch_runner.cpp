@@ -140,14 +140,17 @@ Status BatchRunner::finalize(const Job& job, const std::string& reason, const st
 }
 
 Status BatchRunner::run(const Job& job, const Batch& batch, const std::vector<Serving>& serving) {
-  if (serving.empty()) return ok_status();
+  // A batch whose input turns out to be lost can end in no other state.
+  const bool may_end = job.state != kStarting;
   if (!runs_.contains(job.id)) {
-    // A batch whose input turns out to be lost can end in no other state.
-    if (job.state == kStarting) return ok_status();
+    if (serving.empty() || !may_end) return ok_status();
     RETURN_IF_ERROR(start_run(job, batch));
   }
   auto run = runs_.find(job.id);
   if (run == runs_.end()) return ok_status();
+  if (Status input = run->second->input_status(); !input.ok()) {
+    return may_end ? finalize(job, "input_lost", input.message()) : ok_status();
+  }
   std::vector<ReplicaAttempt> known = run->second->replicas();
   for (const auto& [attempt, url] : serving) {
     if (std::find(known.begin(), known.end(), attempt) != known.end()) continue;

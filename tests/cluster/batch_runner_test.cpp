@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 
 #include "cluster/batch_output.h"
 #include "tests/cluster/batch_fixture.h"
+#include "tests/cluster/file_text.h"
 
 namespace llm_dist::cluster {
 namespace {
@@ -22,6 +24,17 @@ class BatchRunnerTest : public testing::BatchFixture {
     std::vector<std::string> made;
     for (int i = 0; i < count; ++i) made.push_back("p" + std::to_string(i));
     return made;
+  }
+  // Of the same length, with as many lines, and one of them is no JSON any more.
+  void damage(const std::string& id, const std::string& custom_id) {
+    const std::string content = store_->batches().file(stored(id).input_file).value().content;
+    std::string text = testing::text_of(contents_, content).value();
+    text[text.find('"' + custom_id + '"')] = '#';
+    std::ofstream(input_path(id), std::ios::binary) << text;
+  }
+  void expect_input_lost(const std::string& id) {
+    EXPECT_EQ(batch(id)["status"], "failed");
+    EXPECT_EQ(job(id).reason, "input_lost");
   }
 };
 
@@ -307,6 +320,68 @@ TEST_F(BatchRunnerTest, AnInputFileThatLostItsLastLineIsLost) {
   EXPECT_EQ(batch(expires)["status"], "expired");
   EXPECT_EQ(lines(expires, "error_file_id").size(), 2u);
   EXPECT_EQ(batch(expires)["request_counts"]["failed"], 2) << "as many as the file tells of";
+}
+
+TEST_F(BatchRunnerTest, AnInputFileThatIsNotWhatItWasIsLost) {
+  std::string cut = make_batch(prompts(3));
+  std::filesystem::resize_file(input_path(cut), std::filesystem::file_size(input_path(cut)) - 5);
+  run_to_end(cut);
+  expect_input_lost(cut);
+  std::string damaged = make_batch(prompts(3));
+  damage(damaged, "id-1");
+  run_to_end(damaged);
+  expect_input_lost(damaged);
+  EXPECT_EQ(times_executed(), 0);
+}
+
+TEST_F(BatchRunnerTest, AnInputFileThatIsDamagedWhileItIsReadIsLost) {
+  options_.concurrency = 1;
+  restart();
+  std::atomic<bool> answers = false;
+  machine_.behaviour = counting([&](FakeReplica&, const std::string& prompt) {
+    while (!answers) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return std::optional(answer(prompt));
+  });
+  std::string id = make_batch(prompts(4));
+  run_until([&] { return times_executed("p0") == 1; });
+  damage(id, "id-2");
+  answers = true;
+  run_to_end(id);
+  expect_input_lost(id);
+  EXPECT_EQ(lines(id, "output_file_id").size(), 2u) << "what was executed before";
+}
+
+TEST_F(BatchRunnerTest, AnInputFileThatIsDamagedUnderADeadEngineIsLost) {
+  options_.max_deaths = 1;
+  restart();
+  machine_.behaviour =
+      counting([&](FakeReplica& replica, const std::string&) -> std::optional<http::Response> {
+        damage("batch-1", "id-0");
+        replica.die();
+        return std::nullopt;
+      });
+  std::string id = make_batch(prompts(1));
+  ASSERT_EQ(id, "batch-1");
+  run_to_end(id);
+  expect_input_lost(id);
+}
+
+TEST_F(BatchRunnerTest, ABatchThatExpiresWithADamagedInputNamesWhatIsLeft) {
+  std::string cut = make_batch(prompts(3), "1s");
+  std::filesystem::resize_file(input_path(cut), std::filesystem::file_size(input_path(cut)) - 5);
+  std::string damaged = make_batch(prompts(3), "1s");
+  damage(damaged, "id-1");
+  std::string grown = make_batch(prompts(3), "1s");
+  std::ofstream(input_path(grown), std::ios::app) << testing::item_line("id-3", "p3");
+  clock_offset_us_ = 2'000'000;
+  for (const auto& [id, num_left] : {std::pair(cut, 2), std::pair(damaged, 2), std::pair(grown, 3)}) {
+    SCOPED_TRACE(id);
+    run_to_end(id);
+    EXPECT_EQ(batch(id)["status"], "expired");
+    EXPECT_EQ(batch(id)["request_counts"]["failed"], num_left);
+    EXPECT_EQ(std::ssize(lines(id, "error_file_id")), num_left);
+  }
+  EXPECT_TRUE(lines(damaged, "error_file_id").contains("id-2")) << "behind the one that is damaged";
 }
 
 TEST_F(BatchRunnerTest, AnAnswerBeyondAllMeasureFailsItsItemOnly) {
