@@ -37,6 +37,24 @@ bool is_refused_for_good(int exit_code, const std::vector<Attempt>& attempts) {
          std::all_of(attempts.begin(), attempts.end(), [](const Attempt& a) { return a.endpoint.empty(); });
 }
 
+// Why its attempt is to end, as far as the store says so: another coordinator will know it too.
+std::optional<std::string> wish_to_stop(const Job& job) {
+  if (job.state == kCancelling) return "cancelled";
+  if (job.state == kFinalizing) return "finished";
+  if (job.intent == Intent::kSuspend) return kSuspendedWhy;
+  return std::nullopt;
+}
+
+bool has_expired(const Job& job, int64_t now_us) { return job.expires_us != 0 && job.expires_us <= now_us; }
+
+// Of an attempt that was to end it cannot be told whether it would have anyway. `known`: the reason for which
+// this coordinator is ending it, if it is.
+std::string why_it_ended(const Job& job, const std::string& known, int64_t now_us) {
+  if (!known.empty()) return known;
+  if (std::optional<std::string> wish = wish_to_stop(job)) return *wish;
+  return has_expired(job, now_us) ? "expired" : "process_exit";
+}
+
 Candidate candidate_of(const Job& job) {
   return {job.project, read_job_spec(job.spec).num_ranks(), job.replica_of != 0};
 }
@@ -116,11 +134,9 @@ Status Supervisor::look_after_attempt(const Job& job, const Attempt& attempt) {
 std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt& attempt) {
   const Live& live = live_.at(job.id);
   int64_t now = parts_.now_us();
-  if (job.state == kCancelling) return "cancelled";
-  if (job.state == kFinalizing) return "finished";
-  if (job.intent == Intent::kSuspend) return kSuspendedWhy;
+  if (std::optional<std::string> wish = wish_to_stop(job)) return wish;
   if (!live.why.empty()) return live.why;
-  if (job.expires_us != 0 && job.expires_us <= now) return "expired";
+  if (has_expired(job, now)) return "expired";
   if (job.state == kStarting && now - attempt.started_us > parts_.options.start_timeout_us)
     return "start_timeout";
   if (!live.endpoint.empty() && parts_.watch.failing_us(live.endpoint) > parts_.options.unresponsive_us) {
@@ -184,15 +200,18 @@ Status Supervisor::attempt_lost(const Job& job, const Attempt& attempt) {
 Status Supervisor::attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen) {
   // Without an exit code its keeper was killed, and what the keeper kept may live.
   if (!seen.exit_code) sweep(attempt);
-  std::string why = live_.at(job.id).why;
-  if (why.empty()) why = "process_exit";
+  const std::string why = why_it_ended(job, live_.at(job.id).why, parts_.now_us());
   int code = seen.exit_code.value_or(-1);
   ChangeJob change{.job = job.id, .expected_version = job.version, .attempt = attempt.number};
   change.message = code < 0 ? "the exit code is unknown" : format("exit code {}", code);
   if (is_refusal(code) && !seen.last_words.empty()) change.message += ": " + seen.last_words;
   change.attempt_change = AttemptChange{.state = AttemptState::kEnded, .reason = why, .exit_code = code};
-  forget(job.id);
-  return settle(job, std::move(change), why);
+  RETURN_IF_ERROR(settle(job, std::move(change), why));
+  // If the job had changed it is settled again, for the same reason.
+  ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
+  auto is_open = [](const Attempt& each) { return each.state != AttemptState::kEnded; };
+  if (std::none_of(attempts.begin(), attempts.end(), is_open)) forget(job.id);
+  return ok_status();
 }
 
 // What becomes of a job whose attempt is over.
@@ -282,7 +301,7 @@ Status Supervisor::expire_waiting() {
 }
 
 Status Supervisor::start_recovering(const Job& job, Queue& queue) {
-  if (job.expires_us != 0 && job.expires_us <= parts_.now_us()) {
+  if (has_expired(job, parts_.now_us())) {
     return write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"});
   }
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));

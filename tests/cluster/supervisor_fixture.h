@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "cluster/store/sqlite_store.h"
 #include "cluster/supervisor.h"
@@ -106,6 +107,7 @@ class SupervisorTest : public ::testing::Test {
         .now_us = [this] { return now_us_; }});
   }
   Outcome commit(CommandBody body) {
+    if (auto hook = std::exchange(before_commit_, nullptr)) hook();
     if (commits_left_ == 0) return unavailable("crashed");
     if (commits_left_ > 0) --commits_left_;
     std::vector<Pending> batch = {pending(*store_, std::move(body), -1, now_us_)};
@@ -127,6 +129,7 @@ class SupervisorTest : public ::testing::Test {
   }
   Job job(JobId id) { return store_->job(id).value(); }
   JobState state(JobId id) { return job(id).state; }
+  std::string reason_of_attempt(JobId id) { return store_->attempts(id).value().back().reason; }
   void enrol(JobId id) {
     ASSERT_TRUE(
         commit(ChangeJob{.job = id,
@@ -161,6 +164,7 @@ class SupervisorTest : public ::testing::Test {
   Catalogue catalogue_;
   int64_t now_us_ = 1'000 * kSecond;
   int commits_left_ = -1;
+  std::function<void()> before_commit_;  // of the next one, once
   std::unique_ptr<Store> store_;
   std::unique_ptr<Supervisor> supervisor_;
 };

@@ -6,6 +6,7 @@
 namespace llm_dist::cluster {
 namespace {
 
+using testing::kSecond;
 using testing::SupervisorTest;
 using enum JobState;
 
@@ -90,6 +91,80 @@ TEST_F(SupervisorTest, WhatWasSuspendedHasNotFailed) {
   tick();
   tick();
   EXPECT_EQ(state(id), kRecovering) << "its first failure";
+}
+
+TEST_F(SupervisorTest, WhatWasSuspendedWhileNobodyLookedHasNotFailed) {
+  JobId id = submit(JobKind::kBench);
+  start_and_suspend(id, 0);
+  restart();
+  tick();
+  EXPECT_EQ(state(id), kSuspended);
+  EXPECT_EQ(reason_of_attempt(id), "suspended");
+  wish(id, kQueued);
+  for (size_t process = 1; process < 3; ++process) {
+    tick(100);
+    tick();
+    machine_.exit(process, 7);
+    tick();
+  }
+  EXPECT_EQ(state(id), kRecovering) << "two failures, and an end that was asked for";
+}
+
+TEST_F(SupervisorTest, WhatEndedWhileNobodyLookedEndedAsItWasAskedTo) {
+  const int64_t expires_us = now_us_ + 50 * kSecond;
+  JobId cancelled = submit(JobKind::kServe);
+  JobId expired = submit(JobKind::kServe, "", expires_us);
+  tick();
+  enrol(cancelled);
+  enrol(expired);
+  wish(cancelled, kCancelling);
+  tick(60);
+  machine_.exit(0, 0);
+  machine_.exit(1, 0);
+  restart();
+  tick();
+  EXPECT_EQ(reason_of_attempt(cancelled), "cancelled");
+  EXPECT_EQ(reason_of_attempt(expired), "expired");
+  tick();
+  EXPECT_EQ(state(expired), kExpired);
+}
+
+TEST_F(SupervisorTest, WhyItEndsIsKnownUntilItIsWritten) {
+  JobId bench = submit(JobKind::kBench);
+  start_and_suspend(bench, 0);
+  commits_left_ = 0;
+  EXPECT_FALSE(supervisor_->tick().ok());
+  commits_left_ = -1;
+  tick();
+  EXPECT_EQ(reason_of_attempt(bench), "suspended");
+  JobId replica = submit(JobKind::kServe);
+  tick();
+  enrol(replica);
+  tick();
+  watch_.failing = 11 * kSecond;
+  tick();
+  machine_.exit(1, 137);
+  commits_left_ = 0;
+  EXPECT_FALSE(supervisor_->tick().ok());
+  commits_left_ = -1;
+  tick();
+  EXPECT_EQ(reason_of_attempt(replica), "unresponsive");
+  EXPECT_TRUE(watch_.watched.empty());
+}
+
+TEST_F(SupervisorTest, WhyItEndsIsKnownWhenAUserIsFaster) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kRunning, Intent::kSuspend);
+  tick();
+  machine_.exit(0, 143);
+  before_commit_ = [&] { wish(id, kRunning); };
+  tick();
+  EXPECT_EQ(state(id), kRunning);
+  tick();
+  EXPECT_EQ(state(id), kRecovering);
+  EXPECT_EQ(reason_of_attempt(id), "suspended");
 }
 
 TEST_F(SupervisorTest, WhatWasResumedWhileItEndedHasNotFailed) {
