@@ -30,11 +30,9 @@ Verdict Queue::next(const Candidate& candidate, const ProjectQuota& quota) {
       std::find(projects_held_up_.begin(), projects_held_up_.end(), project) != projects_held_up_.end();
   if (held_up) return Verdict::kWaitForQuota;
   if (held_up_) return Verdict::kWaitForSlots;
-  if (verdict == Verdict::kStart) {
-    use_.add(project, candidate.ranks);
-  } else if (candidate.may_be_overtaken) {
-    passed_over_ = true;
-  } else if (verdict == Verdict::kWaitForQuota) {
+  if (verdict == Verdict::kStart) use_.add(project, candidate.ranks);
+  if (verdict == Verdict::kStart || candidate.may_be_overtaken) return verdict;
+  if (verdict == Verdict::kWaitForQuota) {
     projects_held_up_.push_back(project);
   } else {
     held_up_ = true;

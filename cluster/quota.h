@@ -52,12 +52,10 @@ class Queue {
   Verdict next(const Candidate& candidate, const ProjectQuota& quota);
   bool is_held_up() const { return held_up_; }
   const std::vector<std::string>& projects_held_up() const { return projects_held_up_; }
-  bool passed_over() const { return passed_over_; }  // one that may be overtaken
 
  private:
   SlotUse use_;
   bool held_up_ = false;
-  bool passed_over_ = false;
   std::vector<std::string> projects_held_up_;
 };
 

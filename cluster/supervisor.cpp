@@ -323,9 +323,9 @@ Status Supervisor::start_waiting(Queue& queue) {
       ASSIGN_OR_RETURN(bool started, start_if_room(job, queue));
       all_started = all_started && started;
     }
-    filter.without_projects = queue.projects_held_up();
-    filter.without_replicas = queue.passed_over();
     more = std::ssize(jobs) == filter.limit && !all_started;
+    if (more) filter.after = jobs.back().id;
+    filter.without_projects = queue.projects_held_up();
   }
   return ok_status();
 }

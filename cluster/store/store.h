@@ -37,7 +37,7 @@ enum class Overdue : uint8_t {
 
 struct WaitingFilter {
   std::vector<std::string> without_projects{};
-  bool without_replicas = false;  // that batches have more: see Job::replica_of
+  JobId after = 0;  // only those behind it; 0: from the first
   int limit = 20;
 };
 

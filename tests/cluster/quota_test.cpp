@@ -34,7 +34,6 @@ TEST(QueueTest, WhoMayBeOvertakenIs) {
   Queue queue(use);
   EXPECT_EQ(queue.next({"a", 2, true}, {}), kWaitForSlots);
   EXPECT_FALSE(queue.is_held_up());
-  EXPECT_TRUE(queue.passed_over());
   EXPECT_EQ(queue.next({"a", 1}, {}), kStart);
 }
 

@@ -290,6 +290,16 @@ TEST_P(StoreTest, TheOrderOfTurnsIsThatOfItsRule) {
   EXPECT_EQ(order({.limit = 100}), expected_without(""));
   EXPECT_EQ(order({.without_projects = {"b"}, .limit = 100}), expected_without("b"));
   EXPECT_EQ(order({.without_projects = {"a", "c"}, .limit = 100}), expected_without("ac"));
+  for (const char* projects : {"", "b"}) {
+    WaitingFilter filter{.limit = 7};
+    if (*projects != '\0') filter.without_projects = {projects};
+    std::vector<JobId> in_pages;
+    for (std::vector<JobId> page = order(filter); !page.empty(); page = order(filter)) {
+      in_pages.insert(in_pages.end(), page.begin(), page.end());
+      filter.after = page.back();
+    }
+    EXPECT_EQ(in_pages, expected_without(projects));
+  }
 }
 
 TEST_P(StoreTest, ProjectsAreCountedWithWhatTheyHold) {

@@ -226,6 +226,30 @@ TEST_F(SupervisorTest, NobodyOvertakesWhatRecovers) {
   EXPECT_EQ(state(later), kQueued);
 }
 
+TEST_F(SupervisorTest, AReplicaThatABatchHasMoreHoldsUpNobody) {
+  machine_.slots = 4;
+  catalogue_ = Catalogue({{"m", {.path = "/models/m.gguf"}}}, {{"a", {.max_slots = 1}}});
+  const std::string spec = R"({"model":"m"})";
+  auto submit_batch = [&](const std::string& project) {
+    FileId file = commit(AddFile{.project = project, .filename = "f", .content = project}).value().id;
+    SubmitJob job{.project = project, .kind = JobKind::kBatchInference, .spec = spec};
+    job.batch = NewBatch{file, "24h", "null", 5, 2, spec};
+    return commit(job).value().id;
+  };
+  auto replica_state = [&](JobId batch) { return store_->batches().replicas(batch).value().at(0).state; };
+  JobId at_its_quota = submit_batch("a");
+  // More than are looked at in one go.
+  for (int i = 0; i < 70; ++i) {
+    ASSERT_TRUE(commit(SubmitJob{.project = "a", .kind = JobKind::kServe, .spec = spec}).ok());
+  }
+  JobId other = submit_batch("b");
+  tick();
+  EXPECT_EQ(state(at_its_quota), kStarting);
+  EXPECT_EQ(replica_state(at_its_quota), kQueued);
+  EXPECT_EQ(state(other), kStarting);
+  EXPECT_EQ(replica_state(other), kStarting);
+}
+
 TEST_F(SupervisorTest, WhatCanNeverFitFails) {
   JobId id = submit(JobKind::kServe, R"(,"tp":3)");
   JobId next = submit(JobKind::kServe);
