@@ -18,6 +18,8 @@ namespace {
 constexpr int kRetrySoonSeconds = 1;
 constexpr int kRetryLaterSeconds = 5;
 constexpr double kFailSeconds = 1;
+// Of a body that nothing takes.
+constexpr uint64_t kMaxUnusedBodyBytes = 16 << 10;
 
 using WriterPtr = std::shared_ptr<http::ResponseWriter>;
 
@@ -52,7 +54,12 @@ class ApiServer::Impl {
   }
 
   void add_routes();
+  http::Admission admit(const http::Request& head);
   void handle(http::Request request, WriterPtr writer);
+  // The client's, where it can be used.
+  std::string request_id(const http::Request& head);
+  // The answer to who has no key: counted, and in the log.
+  http::Response refuse_keyless(const std::string& id);
   // The answer to what no endpoint sees: counted, and in the log.
   http::Response turn_away(int status, const std::string& message);
   void accept(Endpoint endpoint, http::Request request, WriterPtr writer);
@@ -120,20 +127,38 @@ void ApiServer::Impl::add_routes() {
   }
 }
 
+// Only whoever may ask may send much.
+http::Admission ApiServer::Impl::admit(const http::Request& head) {
+  if (head.method != "POST" || is_open_path(head.path)) return {.max_body_bytes = kMaxUnusedBodyBytes};
+  if (keys.allows(head)) return {};
+  const std::string id = request_id(head);
+  http::Response refusal = refuse_keyless(id);
+  refusal.headers.set(std::string(kRequestIdHeader), id);
+  return {.refusal = std::move(refusal)};
+}
+
 void ApiServer::Impl::handle(http::Request request, WriterPtr writer) {
-  std::string id = client_request_id(request, keys);
-  if (id.empty()) id = random.name();
+  std::string id = request_id(request);
   writer->add_header(std::string(kRequestIdHeader), id);
-  request.headers.set(std::string(kRequestIdHeader), std::move(id));
   if (!is_open_path(request.path) && !keys.allows(request)) {
-    log_turned_away(*request.headers.find(kRequestIdHeader), 401);
-    metrics.count_refused(401);
-    writer->send(error_response({.status = 401,
-                                 .message = "an API key is needed: send 'Authorization: Bearer KEY'",
-                                 .code = "invalid_api_key"}));
+    writer->send(refuse_keyless(id));
     return;
   }
+  request.headers.set(std::string(kRequestIdHeader), std::move(id));
   router(std::move(request), std::move(writer));
+}
+
+std::string ApiServer::Impl::request_id(const http::Request& head) {
+  std::string id = client_request_id(head, keys);
+  return id.empty() ? random.name() : id;
+}
+
+http::Response ApiServer::Impl::refuse_keyless(const std::string& id) {
+  log_turned_away(id, 401);
+  metrics.count_refused(401);
+  return error_response({.status = 401,
+                         .message = "an API key is needed: send 'Authorization: Bearer KEY'",
+                         .code = "invalid_api_key"});
 }
 
 http::Response ApiServer::Impl::turn_away(int status, const std::string& message) {
@@ -268,6 +293,7 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options
   if (options.num_text_threads < 1) return invalid_argument("the server needs at least one text thread");
   auto impl = std::make_unique<Impl>(options);
   http::ServerOptions of_http = http_options(options);
+  of_http.admit = [raw = impl.get()](const http::Request& head) { return raw->admit(head); };
   of_http.render_error = [raw = impl.get()](int status, const std::string& message) {
     return raw->turn_away(status, message);
   };

@@ -141,7 +141,7 @@ TEST_F(ApiLog, SoIsWhatNoEndpointSees) {
   EXPECT_EQ(get("/v1/models").status, 401);
   EXPECT_EQ(get("/nowhere", key).status, 404);
   EXPECT_EQ(get(kTextPath, key).status, 405);
-  EXPECT_EQ(post(kTextPath, std::string(2000, 'x')).status, 413);
+  EXPECT_EQ(post(kTextPath, std::string(2000, 'x'), key).status, 413);
   const std::string metrics = get("/metrics", key).body;
   for (int status : {401, 404, 405, 413}) {
     const std::string line = format("llm_dist_requests_refused_total{status=\"{}\"} 1", status);

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <future>
 
+#include "tests/http/raw_client.h"
 #include "tests/server/server_fixture.h"
 
 namespace llm_dist::server {
@@ -24,8 +25,8 @@ class ApiStates : public ServerFixture {
       EXPECT_NE(response.headers.find("Retry-After"), nullptr);
     }
   }
-  double metric(const std::string& line_start) {
-    std::string text = "\n" + get("/metrics").body;
+  double metric(const std::string& line_start, const http::Headers& headers = {}) {
+    std::string text = "\n" + get("/metrics", headers).body;
     size_t at = text.find("\n" + line_start + " ");
     EXPECT_NE(at, std::string::npos) << line_start << " in\n" << text;
     return at == std::string::npos ? -1 : std::stod(text.substr(at + line_start.size() + 2));
@@ -153,6 +154,29 @@ TEST_F(ApiStates, KeysGuardAllButProbes) {
   }
   EXPECT_EQ(get("/v1/models", {{"Authorization", "Bearer first-key"}}).status, 200);
   EXPECT_EQ(get("/v1/models", {{"authorization", "bearer second-key"}}).status, 200);
+}
+
+TEST_F(ApiStates, WhoHasNoKeySendsNoBody) {
+  start({.api_keys = {"a-key"}});
+  auto answer = [&](const std::string& path, const std::string& fields, size_t bytes) {
+    http::RawClient client(server->port());
+    client.send(format("POST {} HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n{}Content-Length: {}\r\n\r\n",
+                       path,
+                       fields,
+                       bytes));
+    return client.read_until("\r\n\r\n");
+  };
+  constexpr size_t kMuch = 32 << 20;
+  for (const char* path : {kTextPath, "/v1/chat/completions", "/tokenize", "/admin/drain", "/nowhere"}) {
+    std::string refused = answer(path, "X-Request-Id: mine\r\n", kMuch);
+    EXPECT_EQ(refused.find("HTTP/1.1 401"), 0u) << path << ": " << refused;
+    EXPECT_NE(refused.find("X-Request-Id: mine\r\n"), std::string::npos) << refused;
+  }
+  EXPECT_EQ(answer("/health", "", kMuch).find("HTTP/1.1 413"), 0u);
+  const std::string key = "Authorization: Bearer a-key\r\n";
+  EXPECT_EQ(answer(kTextPath, key, kMuch).find("HTTP/1.1 100"), 0u);
+  EXPECT_EQ(metric("llm_dist_requests_refused_total{status=\"401\"}", {{"Authorization", "Bearer a-key"}}),
+            5);
 }
 
 TEST_F(ApiStates, NoOpenDoorWithoutAKey) {
