@@ -47,6 +47,7 @@ Choice::Choice(const text::Tokenizer& tokenizer,
       include_stop_(spec.include_stop),
       num_logprobs_(spec.num_logprobs),
       echoes_logprobs_(spec.echoes_logprobs()),
+      scores_end_token_(spec.endpoint == Endpoint::kCompletions),
       echo_only_(spec.max_tokens == 0),
       skip_special_tokens_(spec.skip_special_tokens),
       min_tokens_(spec.min_tokens) {
@@ -72,11 +73,9 @@ Delta Choice::push(const TokenRecord& record) {
     return delta;
   }
   ++num_tokens_;
-  bool is_end_token = record.finish == sched::FinishReason::kStop;
-  if (!is_end_token || include_stop_) {
-    if (num_logprobs_ >= 0) add_logprob(record);
-    add_text(detokenizer_.push(record.token), delta);
-  }
+  const bool has_text = record.finish != sched::FinishReason::kStop || include_stop_;
+  if (num_logprobs_ >= 0 && (has_text || scores_end_token_)) add_logprob(record);
+  if (has_text) add_text(detokenizer_.push(record.token), delta);
   if (matcher_.matched()) {
     finish_ = sched::FinishReason::kStop;
   } else if (record.finish != sched::FinishReason::kNone) {

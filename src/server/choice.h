@@ -74,6 +74,7 @@ class Choice {
   bool include_stop_;
   int32_t num_logprobs_;  // −1: none
   bool echoes_logprobs_;
+  bool scores_end_token_;  // who scores a text counts on an entry for each token
   bool echo_only_;
   bool skip_special_tokens_;
   int64_t min_tokens_;

@@ -219,10 +219,32 @@ TEST_F(ApiGenerate, LogprobsOfACompletion) {
   Json body = completion("x");
   body["logprobs"] = 1;
   Json logprobs = post_ok(kTextPath, body).at("choices").at(0).at("logprobs");
-  EXPECT_EQ(logprobs.at("tokens"), Json({"a", "b"}));
-  EXPECT_EQ(logprobs.at("token_logprobs"), Json({-0.5, -0.5}));
+  EXPECT_EQ(logprobs.at("tokens"), Json({"a", "b", "<|end|>"}));
+  EXPECT_EQ(logprobs.at("token_logprobs"), Json({-0.5, -0.5, -0.5}));
   EXPECT_EQ(logprobs.at("top_logprobs").at(1), Json({{"b", -0.5}}));
-  EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1}));
+  EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1, 2}));
+}
+
+// So harnesses score a text: they drop the last entry, and sum those before it.
+TEST_F(ApiGenerate, AScoredPromptHasOneEntryMoreAlsoWhereItEnds) {
+  engine->set_scripts({{-1}});
+  Json body = completion("ab");
+  body.update(Json::parse(R"({"echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0})"));
+  const Json choice = post_ok(kTextPath, body).at("choices").at(0);
+  EXPECT_EQ(choice.at("text"), "ab");
+  EXPECT_EQ(choice.at("finish_reason"), "stop");
+  const Json& logprobs = choice.at("logprobs");
+  EXPECT_EQ(logprobs.at("tokens"), Json({"a", "b", "<|end|>"}));
+  EXPECT_EQ(logprobs.at("token_logprobs"), Json({nullptr, -0.25, -0.5}));
+  EXPECT_EQ(logprobs.at("top_logprobs").at(2), Json({{"<|end|>", -0.5}}));
+  EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1, 2}));
+  Json streamed = Json::array();
+  for (const Json& chunk : stream(kTextPath, body).chunks) {
+    const Json& one = chunk.at("choices").at(0);
+    if (one.at("logprobs").is_null()) continue;
+    for (const Json& each : one.at("logprobs").at("token_logprobs")) streamed.push_back(each);
+  }
+  EXPECT_EQ(streamed, logprobs.at("token_logprobs"));
 }
 
 TEST_F(ApiGenerate, LogprobsCallTokensByTheirIdsWhereThatIsAskedFor) {
@@ -231,9 +253,9 @@ TEST_F(ApiGenerate, LogprobsCallTokensByTheirIdsWhereThatIsAskedFor) {
   body["logprobs"] = 1;
   body["return_tokens_as_token_ids"] = true;
   const Json logprobs = post_ok(kTextPath, body).at("choices").at(0).at("logprobs");
-  EXPECT_EQ(logprobs.at("tokens"), Json({"token_id:195", "token_id:169"}));
+  EXPECT_EQ(logprobs.at("tokens"), Json({"token_id:195", "token_id:169", "token_id:257"}));
   EXPECT_EQ(logprobs.at("top_logprobs").at(1), Json({{"token_id:169", -0.5}}));
-  EXPECT_EQ(logprobs.at("text_offset").size(), 2u);
+  EXPECT_EQ(logprobs.at("text_offset").size(), 3u);
 
   body = chat("x");
   body["logprobs"] = true;
@@ -258,10 +280,11 @@ TEST_F(ApiGenerate, AnEchoWithLogprobsScoresThePrompt) {
     const Json& choice = reply.at("choices").at(i);
     EXPECT_EQ(choice.at("text"), i == 0 ? "h\u00e9yb" : "h\u00e9yc");
     const Json& logprobs = choice.at("logprobs");
-    EXPECT_EQ(logprobs.at("tokens"), Json({"h", "bytes:\\xc3", "bytes:\\xa9", "y", i == 0 ? "b" : "c"}));
-    EXPECT_EQ(logprobs.at("token_logprobs"), Json({nullptr, -0.25, -0.5, -0.75, -0.5}));
-    EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1, 2, 2, 3}));
-    ASSERT_EQ(logprobs.at("top_logprobs").size(), 5u);
+    EXPECT_EQ(logprobs.at("tokens"),
+              Json({"h", "bytes:\\xc3", "bytes:\\xa9", "y", i == 0 ? "b" : "c", "<|end|>"}));
+    EXPECT_EQ(logprobs.at("token_logprobs"), Json({nullptr, -0.25, -0.5, -0.75, -0.5, -0.5}));
+    EXPECT_EQ(logprobs.at("text_offset"), Json({0, 1, 2, 2, 3, 4}));
+    ASSERT_EQ(logprobs.at("top_logprobs").size(), 6u);
     EXPECT_TRUE(logprobs.at("top_logprobs").at(0).is_null());
     EXPECT_EQ(logprobs.at("top_logprobs").at(3), Json({{"y", -0.75}, {"z", -1.75}}));
     EXPECT_FALSE(choice.contains("prompt_logprobs"));
@@ -274,7 +297,7 @@ TEST_F(ApiGenerate, AnEchoWithLogprobsScoresThePrompt) {
     for (const Json& token : one.at("logprobs").at("token_logprobs")) tokens.push_back(token);
   }
   EXPECT_EQ(streamed.text(1), "h\u00e9yc");
-  EXPECT_EQ(tokens, Json({nullptr, -0.25, -0.5, -0.75, -0.5}));
+  EXPECT_EQ(tokens, Json({nullptr, -0.25, -0.5, -0.75, -0.5, -0.5}));
 }
 
 TEST_F(ApiGenerate, AnEchoWithoutNewTokens) {

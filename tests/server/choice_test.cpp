@@ -93,14 +93,31 @@ TEST_F(ChoiceTest, StopStringsWaitForMinTokens) {
   EXPECT_EQ(play(choice, "axbcxd").text, "axbc");
 }
 
-TEST_F(ChoiceTest, TheEndTokenHasNoTextAndNoLogprob) {
+TEST_F(ChoiceTest, TheEndTokenHasNoTextAndALogprobInCompletionsOnly) {
+  for (Endpoint endpoint : {Endpoint::kChat, Endpoint::kCompletions}) {
+    GenerateSpec spec;
+    spec.endpoint = endpoint;
+    spec.num_logprobs = 0;
+    Choice choice = make(spec);
+    Out out = play(choice, "hi!", sched::FinishReason::kStop);  // '!' as a stop token
+    EXPECT_EQ(out.text, "hi");
+    ASSERT_EQ(out.logprobs.size(), endpoint == Endpoint::kChat ? 2u : 3u);
+    EXPECT_EQ(choice.num_tokens(), 3);
+    if (endpoint == Endpoint::kChat) continue;
+    EXPECT_EQ(out.logprobs.back().token, '!');
+    EXPECT_EQ(out.logprobs.back().text_offset, 2);
+  }
+}
+
+TEST_F(ChoiceTest, AStopStringLeavesTheEndTokenNoLogprob) {
   GenerateSpec spec;
+  spec.endpoint = Endpoint::kCompletions;
   spec.num_logprobs = 0;
+  spec.stop = {"\uFFFD"};  // matched when the end shows that a character is broken
   Choice choice = make(spec);
-  Out out = play(choice, "hi!", sched::FinishReason::kStop);  // '!' as a stop token
-  EXPECT_EQ(out.text, "hi");
-  EXPECT_EQ(out.logprobs.size(), 2u);
-  EXPECT_EQ(choice.num_tokens(), 3);
+  Out out = play(choice, "a\xe2!", sched::FinishReason::kStop);
+  EXPECT_EQ(out.text, "a");
+  EXPECT_EQ(out.logprobs.size(), 1u);
 }
 
 TEST_F(ChoiceTest, LogprobsCoverExactlyTheTextSent) {
