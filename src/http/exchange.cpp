@@ -1,5 +1,6 @@
 #include "src/http/exchange.h"
 
+#include <algorithm>
 #include <ctime>
 #include <utility>
 
@@ -101,11 +102,14 @@ bool Exchange::write(std::string_view chunk) {
   if (!started_ || ended_ || disconnected()) return false;
   // An empty chunk would end the body.
   if (chunk.empty() || traits_.head_request) return true;
-  append_chunk(chunk);
-  if (pending_.size() + writing_bytes_ > traits_.max_queue_bytes) {
+  // No reader is so fast that he has taken a chunk before it is written: the largest does not count.
+  largest_chunk_ = std::max(largest_chunk_, chunk.size());
+  if (pending_.size() + writing_bytes_ > traits_.max_queue_bytes + largest_chunk_) {
     aborted_ = true;
     gone_.store(true, std::memory_order_release);
     waiting_ = true;  // the connection may be stuck in a socket write: wake it all the same
+  } else {
+    append_chunk(chunk);
   }
   notify();
   return !aborted_;

@@ -69,6 +69,7 @@ class Exchange {
   std::string pending_;
   std::shared_ptr<BodySource> source_;  // of what follows it
   size_t writing_bytes_ = 0;
+  size_t largest_chunk_ = 0;
   std::atomic<bool> gone_ = false;
   bool waiting_ = false;   // the connection sleeps until wake()
   bool started_ = false;   // the head is queued

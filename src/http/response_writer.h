@@ -32,7 +32,7 @@ class ResponseWriter {
   // Chunked to HTTP/1.1 clients, ended by closing to HTTP/1.0 ones.
   bool start_stream(int status, const Headers& headers);
   // Queued; what queues up while the socket is busy leaves in one socket write. A client that lets more than
-  // ServerOptions::max_write_queue_bytes wait is cut off.
+  // ServerOptions::max_write_queue_bytes wait, beside as much as the largest chunk so far, is cut off.
   bool write(std::string_view chunk);
   bool end();
 

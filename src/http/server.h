@@ -28,10 +28,10 @@ struct ServerOptions {
   std::string tls_key_file;
 
   int num_io_threads = 1;
-  size_t max_connections = 4096;           // beyond: 503 and close
-  size_t max_header_bytes = 32 << 10;      // beyond: 431
-  uint64_t max_body_bytes = 32 << 20;      // beyond: 413
-  size_t max_write_queue_bytes = 4 << 20;  // a stream's bytes waiting for a slow reader; beyond: cut off
+  size_t max_connections = 4096;                       // beyond: 503 and close
+  size_t max_header_bytes = 32 << 10;                  // beyond: 431
+  uint64_t max_body_bytes = 32 << 20;                  // beyond: 413
+  size_t max_write_queue_bytes = 4 << 20;              // see ResponseWriter::write()
   Duration header_timeout = std::chrono::seconds(10);  // whole header, and the TLS handshake; then 408
   Duration body_timeout = std::chrono::seconds(60);    // whole body; then 408
   Duration idle_timeout = std::chrono::seconds(75);    // between requests of a kept connection

@@ -188,6 +188,39 @@ TEST(Stream, ASlowReaderIsCutOffAtTheCap) {
   EXPECT_FALSE(writer->end());
 }
 
+TEST(Stream, WhatIsWrittenAtOnceCutsOffNobody) {
+  Inbox inbox;
+  ServerOptions options;
+  options.max_write_queue_bytes = 64 << 10;
+  auto server = start(inbox.handler(), options);
+  RawClient client(server->port(), 4096);
+  client.send(kGet);
+  auto writer = inbox.take();
+  writer->start_stream(200, sse_headers());
+  const std::string large(8 << 20, 'x');  // more than the kernel's buffers take
+  EXPECT_TRUE(writer->write(large));
+  EXPECT_TRUE(writer->write("little"));
+  EXPECT_TRUE(writer->write(large)) << "another one right behind it";
+  EXPECT_TRUE(writer->end());
+  const std::string all = client.read_until("0\r\n\r\n");
+  EXPECT_GT(all.size(), 2 * large.size());
+  EXPECT_TRUE(all.ends_with("0\r\n\r\n"));
+}
+
+TEST(Stream, LargeWritesAddUpAllTheSame) {
+  Inbox inbox;
+  auto server = start(inbox.handler());
+  RawClient client(server->port(), 4096);
+  client.send(kGet);
+  auto writer = inbox.take();
+  writer->start_stream(200, sse_headers());
+  const std::string large(16 << 20, 'x');
+  int written = 0;
+  while (written < 10 && writer->write(large)) ++written;
+  EXPECT_LT(written, 4);
+  EXPECT_TRUE(writer->disconnected());
+}
+
 TEST(Stream, AnAbandonedStreamIsTruncatedNotEnded) {
   Inbox inbox;
   auto server = start(inbox.handler());
