@@ -76,10 +76,8 @@ Status serve_requests(const ServeFlags& flags,
   std::string why = signal.wait();
   log_info(
       "{}: draining for at most {} s; another signal ends it at once", why, flags.shutdown_timeout_seconds);
-  Status drained = api.drain(Deadline::after_seconds(flags.shutdown_timeout_seconds));
-  if (!drained.ok()) log_warning("not every request ended in time: {}", drained.message());
-  Status closed = api.shutdown(Deadline::after_seconds(1));
-  if (!closed.ok()) log_warning("{}", closed.message());
+  Status ended = api.end(Deadline::after_seconds(flags.shutdown_timeout_seconds));
+  if (!ended.ok()) log_warning("{}", ended.message());
   engine->stop();
   return ok_status();
 }

@@ -20,6 +20,8 @@ constexpr Duration kLingerTime = std::chrono::seconds(1);
 // answer (RFC 9112, 9.6): silent for so long, or sending for so long.
 constexpr Duration kBodyLingerSilence = std::chrono::seconds(5);
 constexpr Duration kBodyLingerTime = std::chrono::seconds(30);
+// How long a client may go on sending a request to a server that is to end.
+constexpr Duration kLastRequestTime = std::chrono::seconds(1);
 // What of a body is on its way between socket and disk.
 constexpr size_t kPieceBytes = 256 << 10;
 // A slow disk holds up bodies only; more threads would not make it faster.
@@ -85,6 +87,8 @@ void Connection::drain() {
     if (self->exchange_) self->exchange_->close_after();
     if (self->idle_ && self->inbound_.empty()) self->close();
     if (self->discarding_) self->arm_watchdog(kLingerTime);
+    self->last_request_by_ = Clock::now() + kLastRequestTime;
+    self->notify();
   });
 }
 
@@ -195,7 +199,7 @@ asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& par
     if (parser.done()) co_return Outcome::kRequest;
     if (begins && !co_await continue_if_expected(parser, request)) co_return Outcome::kRefused;
     if (peer_closed_ || closed_) co_return Outcome::kGone;
-    if (!co_await wait(deadline)) {
+    if (!co_await wait(std::min(deadline, last_request_by_))) {
       refusal_ = {408, in_body ? "the request body took too long" : "the request header took too long"};
       co_return Outcome::kRefused;
     }

@@ -60,7 +60,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // overloaded: answer the first request with 503 without calling the handler.
   void start(bool overloaded);
-  // From any thread: closes once no response is open; at once when idle.
+  // From any thread: closes once no response is open; at once when idle. A request that is being sent has a
+  // moment to come.
   void drain();
   // From any thread: closes now.
   void abort();
@@ -118,6 +119,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Admission admission_;                 // of the request that is being read
   uint64_t passed_bytes_ = 0;           // of it, to its sink
   std::shared_ptr<Exchange> exchange_;  // of the response in flight
+  TimePoint last_request_by_ = TimePoint::max();
   bool signalled_ = false;
   bool idle_ = true;         // between requests
   bool discarding_ = false;  // closing: what still comes in is thrown away

@@ -1,5 +1,6 @@
 #include "src/server/api_server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -18,6 +19,7 @@ namespace {
 constexpr int kRetrySoonSeconds = 1;
 constexpr int kRetryLaterSeconds = 5;
 constexpr double kFailSeconds = 1;
+constexpr double kAnswersSeconds = 1;
 // Of a body that nothing takes.
 constexpr uint64_t kMaxUnusedBodyBytes = 16 << 10;
 
@@ -378,6 +380,12 @@ Status ApiServer::shutdown(Deadline deadline) {
   if (impl_->pipe) impl_->pipe->stop();
   impl_->leave_shutdown();
   return status;
+}
+
+Status ApiServer::end(Deadline deadline) {
+  Status drained = drain(deadline);
+  if (!drained.ok()) log_warning("{}", drained.message());
+  return shutdown(Deadline::at(std::max(deadline.when(), Deadline::after_seconds(kAnswersSeconds).when())));
 }
 
 }  // namespace llm_dist::server

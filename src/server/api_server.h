@@ -63,6 +63,9 @@ class ApiServer {
   // the engine, the tokenizer or a callback afterwards. Any thread that may wait; several may at once. Not
   // from on_drain.
   Status shutdown(Deadline deadline);
+  // drain(), then shutdown(): answers have until the deadline to reach who reads them slowly, too, and a
+  // second when it has passed.
+  Status end(Deadline deadline);
 
  private:
   class Impl;

@@ -124,6 +124,41 @@ TEST_F(ApiStates, NoProgressIsHung) {
   EXPECT_TRUE(server->shutdown(Deadline::after_seconds(1)).ok());  // again: nothing left to do
 }
 
+TEST_F(ApiStates, TheEndWaitsForWhoReadsSlowly) {
+  engine->set_scripts({{97}});
+  Json body = completion("x");
+  body.update(Json::parse(R"({"n": 128, "max_tokens": 400, "logprobs": 20})"));
+  const std::string text = body.dump();
+  http::RawClient slow(server->port(), 4096);
+  slow.send(format(
+      "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}", kTextPath, text.size(), text));
+  ASSERT_TRUE(eventually([&] { return engine->requests().size() == 128; }));
+  std::atomic<bool> drained = false;
+  auto ending = std::async(std::launch::async, [&] {
+    EXPECT_TRUE(server->drain(soon()).ok());
+    drained = true;
+    return server->end(soon());
+  });
+  EXPECT_TRUE(eventually([&] { return drained.load(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const std::string answer = slow.read_to_end();
+  EXPECT_GT(answer.size(), size_t{8} << 20) << "less fits into the kernel's buffers";
+  EXPECT_TRUE(answer.ends_with("}"));
+  EXPECT_TRUE(ending.get().ok());
+}
+
+TEST_F(ApiStates, TheEndComesAtOnceWhereNobodyReadsSlowly) {
+  http::RawClient idle(server->port());
+  idle.send("GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  idle.read_until("}");
+  http::RawClient silent(server->port());
+  http::RawClient sending(server->port());
+  sending.send(format("POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{", kTextPath));
+  const TimePoint begin = Clock::now();
+  EXPECT_TRUE(server->end(soon()).ok());
+  EXPECT_LT(seconds_between(begin, Clock::now()), 20);
+}
+
 TEST_F(ApiStates, ShutdownCutsOffAndFreesSequences) {
   engine->pause();
   auto waiting = std::async(std::launch::async, [&] {
