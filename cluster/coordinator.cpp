@@ -20,6 +20,7 @@
 #include "cluster/store/sqlite_store.h"
 #include "src/base/format.h"
 #include "src/base/log.h"
+#include "src/http/foreign_page.h"
 #include "src/http/key_check.h"
 #include "src/http/server.h"
 
@@ -146,6 +147,8 @@ class Coordinator::Impl {
   void sample_loads();
   Status prepare_files();
   http::Admission admit(const http::Request& head) const;
+  // Why its sender may not ask this.
+  std::optional<ApiError> refusal(const http::Request& head) const;
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
   // Absolute: replicas work in folders of their own.
   std::string certificate_file() const {
@@ -210,8 +213,12 @@ Status Coordinator::Impl::prepare_files() {
 // Only an upload may be large, and only whoever may upload may send one.
 http::Admission Coordinator::Impl::admit(const http::Request& head) const {
   if (!FilesApi::is_upload(head)) return {.max_body_bytes = kMaxBodyBytes};
-  if (std::optional<ApiError> refusal = access_.refusal(head)) return {.refusal = error_reply(*refusal)};
+  if (std::optional<ApiError> error = refusal(head)) return {.refusal = error_reply(*error)};
   return files_api_.admit(head);
+}
+
+std::optional<ApiError> Coordinator::Impl::refusal(const http::Request& head) const {
+  return options_.api_keys.empty() ? http::foreign_page(head, options_.host) : access_.refusal(head);
 }
 
 void Coordinator::Impl::stop(Deadline deadline) {
@@ -253,9 +260,7 @@ Status Coordinator::Impl::reread_catalogue() {
 }
 
 void Coordinator::Impl::handle(http::Request request, WriterPtr writer) {
-  if (std::optional<ApiError> refusal = access_.refusal(request)) {
-    return void(writer->send(error_reply(*refusal)));
-  }
+  if (std::optional<ApiError> error = refusal(request)) return void(writer->send(error_reply(*error)));
   router_(std::move(request), std::move(writer));
 }
 

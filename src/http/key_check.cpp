@@ -62,7 +62,9 @@ bool can_be_sent(std::string_view key) {
 
 bool is_loopback(std::string host) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  if (equals_ignoring_case(host, "localhost") || host == "::1") return true;
+  // "127.example.org" is a name like any other.
+  return host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string::npos;
 }
 
 }  // namespace llm_dist::http

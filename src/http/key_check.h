@@ -43,7 +43,8 @@ Result<std::vector<KeyLine>> read_key_lines(const std::string& path);
 // Whether a header can carry the key: printable ASCII without blanks.
 bool can_be_sent(std::string_view key);
 
-// Whether only this machine reaches what listens there: "localhost", 127.x.x.x, "::1", "[::1]".
+// Whether only this machine reaches what listens there: "localhost", 127.x.x.x, "::1", "[::1]". Other
+// names are nothing to go by: whoever owns one says where it leads.
 bool is_loopback(std::string host);
 
 }  // namespace llm_dist::http

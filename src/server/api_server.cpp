@@ -7,6 +7,7 @@
 
 #include "src/base/check.h"
 #include "src/base/log.h"
+#include "src/http/foreign_page.h"
 #include "src/http/router.h"
 #include "src/http/server.h"
 #include "src/server/auth.h"
@@ -60,8 +61,10 @@ class ApiServer::Impl {
   void handle(http::Request request, WriterPtr writer);
   // The client's, where it can be used.
   std::string request_id(const http::Request& head);
-  // The answer to who has no key: counted, and in the log.
-  http::Response refuse_keyless(const std::string& id);
+  // Why its sender may not ask at all.
+  std::optional<ApiError> stranger(const http::Request& head) const;
+  // The answer to a stranger: counted, and in the log.
+  http::Response refuse_stranger(const ApiError& error, const std::string& id);
   // The answer to what no endpoint sees: counted, and in the log.
   http::Response turn_away(int status, const std::string& message);
   void accept(Endpoint endpoint, http::Request request, WriterPtr writer);
@@ -132,9 +135,10 @@ void ApiServer::Impl::add_routes() {
 // Only whoever may ask may send much.
 http::Admission ApiServer::Impl::admit(const http::Request& head) {
   if (head.method != "POST" || is_open_path(head.path)) return {.max_body_bytes = kMaxUnusedBodyBytes};
-  if (keys.allows(head)) return {};
+  std::optional<ApiError> error = stranger(head);
+  if (!error) return {};
   const std::string id = request_id(head);
-  http::Response refusal = refuse_keyless(id);
+  http::Response refusal = refuse_stranger(*error, id);
   refusal.headers.set(std::string(kRequestIdHeader), id);
   return {.refusal = std::move(refusal)};
 }
@@ -142,8 +146,8 @@ http::Admission ApiServer::Impl::admit(const http::Request& head) {
 void ApiServer::Impl::handle(http::Request request, WriterPtr writer) {
   std::string id = request_id(request);
   writer->add_header(std::string(kRequestIdHeader), id);
-  if (!is_open_path(request.path) && !keys.allows(request)) {
-    writer->send(refuse_keyless(id));
+  if (std::optional<ApiError> error = stranger(request)) {
+    writer->send(refuse_stranger(*error, id));
     return;
   }
   request.headers.set(std::string(kRequestIdHeader), std::move(id));
@@ -155,12 +159,20 @@ std::string ApiServer::Impl::request_id(const http::Request& head) {
   return id.empty() ? random.name() : id;
 }
 
-http::Response ApiServer::Impl::refuse_keyless(const std::string& id) {
-  log_turned_away(id, 401);
-  metrics.count_refused(401);
-  return error_response({.status = 401,
-                         .message = "an API key is needed: send 'Authorization: Bearer KEY'",
-                         .code = "invalid_api_key"});
+std::optional<ApiError> ApiServer::Impl::stranger(const http::Request& head) const {
+  if (options.api_keys.empty()) {
+    return http::foreign_page(head, options.uds_path.empty() ? options.host : "");
+  }
+  if (is_open_path(head.path) || keys.allows(head)) return std::nullopt;
+  return ApiError{.status = 401,
+                  .message = "an API key is needed: send 'Authorization: Bearer KEY'",
+                  .code = "invalid_api_key"};
+}
+
+http::Response ApiServer::Impl::refuse_stranger(const ApiError& error, const std::string& id) {
+  log_turned_away(id, error.status);
+  metrics.count_refused(error.status);
+  return error_response(error);
 }
 
 http::Response ApiServer::Impl::turn_away(int status, const std::string& message) {

@@ -9,9 +9,11 @@
 #include <set>
 
 #include "cluster/coordinator.h"
+#include "src/base/format.h"
 #include "src/http/client.h"
 #include "src/http/digest.h"
 #include "tests/cluster/store_fixture.h"
+#include "tests/http/raw_client.h"
 
 namespace llm_dist::cluster {
 namespace {
@@ -64,6 +66,11 @@ class CoordinatorAccess : public ::testing::Test {
     for (const auto& [scopes, list] : table_.at("keys").items()) {
       options.api_keys.push_back(parse_access_key(key_of(scopes) + " " + scopes).value());
     }
+    start(options);
+    options_ = options;
+  }
+  void start(const CoordinatorOptions& options) {
+    coordinator_.reset();
     coordinator_ = std::move(Coordinator::start(options)).value();
   }
   static std::string key_of(const std::string& scopes) { return "key-of-" + scopes; }
@@ -91,6 +98,7 @@ class CoordinatorAccess : public ::testing::Test {
 
   testing::TemporaryFolder folder_;
   json table_;
+  CoordinatorOptions options_;
   std::unique_ptr<Coordinator> coordinator_;
 };
 
@@ -103,6 +111,48 @@ TEST_F(CoordinatorAccess, AnswersEachCredentialAsTheTableSays) {
   for (const json& route : table_.at("elsewhere")) walk(route);
   auto served = coordinator_->routes();
   EXPECT_EQ(listed, Names(served.begin(), served.end()));
+}
+
+TEST_F(CoordinatorAccess, WithoutKeysNoPageOfAnotherOriginMayAsk) {
+  options_.api_keys.clear();
+  options_.num_slots = 0;  // the job waits
+  start(options_);
+  auto ask =
+      [&](const char* method, const std::string& path, const http::Headers& headers, const char* body = "") {
+        auto response = http::request(
+            {.method = method, .url = coordinator_->url() + path, .headers = headers, .body = body},
+            Deadline::after_seconds(30));
+        EXPECT_TRUE(response.ok()) << response.status().to_string();
+        return response.ok() ? *response : http::Response{.status = 0};
+      };
+  const http::Headers own{{"Origin", coordinator_->url()}};
+  const http::Headers foreign{{"Origin", "http://evil.example"}, {"Content-Type", "text/plain"}};
+  constexpr const char* kJob = R"({"type":"bench","model":"m","bench":"latency"})";
+  EXPECT_EQ(ask("POST", "/v1/jobs", foreign, kJob).status, 403);
+  EXPECT_EQ(ask("POST", "/v1/files", foreign, "x").status, 403);
+  EXPECT_EQ(json::parse(ask("GET", "/v1/jobs", {}).body).at("data").size(), 0u);
+
+  http::Response made = ask("POST", "/v1/jobs", {}, kJob);
+  ASSERT_EQ(made.status, 201) << made.body;
+  const std::string job = "/v1/jobs/" + json::parse(made.body).at("id").get<std::string>();
+  http::Response refused = ask("POST", job + "/cancel", foreign);
+  EXPECT_EQ(refused.status, 403);
+  EXPECT_EQ(json::parse(refused.body).at("error").at("code"), "foreign_page");
+  EXPECT_EQ(ask("GET", job, {{"Origin", "null"}}).status, 403);
+  EXPECT_EQ(json::parse(ask("GET", job, {}).body).at("state"), "QUEUED");
+  EXPECT_EQ(ask("GET", "/dashboard", {}).status, 200);
+  EXPECT_EQ(ask("POST", job + "/cancel", own).status, 200) << "as the dashboard does";
+}
+
+// Its name leads here because whoever owns it says so, and its pages read what comes from it.
+TEST_F(CoordinatorAccess, WithoutKeysNobodyElsesNameIsAnswered) {
+  options_.api_keys.clear();
+  start(options_);
+  for (const auto& [name, status] : {std::pair("evil.example", 403), std::pair("localhost:1", 200)}) {
+    http::RawClient client(coordinator_->port());
+    client.send(format("GET /v1/jobs HTTP/1.1\r\nHost: {}\r\n\r\n", name));
+    EXPECT_EQ(client.read_until("\r\n\r\n").substr(0, 12), format("HTTP/1.1 {}", status)) << name;
+  }
 }
 
 // Whoever may not is told why, as with less.

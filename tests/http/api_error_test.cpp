@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "src/http/foreign_page.h"
 #include "src/http/key_check.h"
 
 namespace llm_dist::http {
@@ -40,10 +41,56 @@ TEST(KeyCheck, AsksForOneOfTheKeys) {
     EXPECT_FALSE(allows(check, wrong)) << wrong;
 }
 
+int status_of(const Headers& headers, const std::string& host) {
+  std::optional<ApiError> error = foreign_page({.method = "POST", .path = "/", .headers = headers}, host);
+  return error ? error->status : 200;
+}
+
+TEST(ForeignPage, IsKnownByItsOrigin) {
+  for (const char* host : {"127.0.0.1", "0.0.0.0", ""}) {
+    auto from = [&](const char* origin) {
+      return status_of({{"Host", "localhost:8000"}, {"Origin", origin}}, host);
+    };
+    for (const char* own : {"http://localhost:8000", "https://localhost:8000", "http://LOCALHOST:8000"})
+      EXPECT_EQ(from(own), 200) << own;
+    for (const char* foreign : {"http://evil.example",
+                                "http://localhost",
+                                "http://localhost:3000",
+                                "http://localhost:8000.evil.example",
+                                "localhost:8000",
+                                "null",
+                                ""})
+      EXPECT_EQ(from(foreign), 403) << foreign;
+    EXPECT_EQ(status_of({{"Host", "localhost:8000"}}, host), 200);
+    EXPECT_EQ(status_of({{"Origin", "http://localhost:8000"}}, host), 403);
+  }
+}
+
+TEST(ForeignPage, IsKnownByAHostThatIsNotThisMachine) {
+  auto at = [](const char* name, const char* host) { return status_of({{"Host", name}}, host); };
+  for (const char* own : {"127.0.0.1", "127.0.0.1:8000", "127.9.9.9", "localhost:1", "[::1]", "[::1]:8000"})
+    EXPECT_EQ(at(own, "127.0.0.1"), 200) << own;
+  for (const char* foreign : {"evil.example",
+                              "evil.example:8000",
+                              "127.evil.example",
+                              "localhost.evil.example:8000",
+                              "10.0.0.1:8000",
+                              "[::2]:8000",
+                              "[::1",
+                              "",
+                              ":8000"}) {
+    EXPECT_EQ(at(foreign, "127.0.0.1"), 403) << foreign;
+    EXPECT_EQ(at(foreign, "0.0.0.0"), 200) << foreign << ", by whatever name others find it";
+    EXPECT_EQ(at(foreign, ""), 200) << foreign << ", at a Unix socket";
+  }
+  EXPECT_EQ(status_of({}, "127.0.0.1"), 200) << "no browser leaves it out";
+}
+
 TEST(KeyCheck, KnowsWhatOnlyThisMachineReaches) {
-  for (const char* inside : {"localhost", "127.0.0.1", "127.8.0.1", "::1", "[::1]"})
+  for (const char* inside : {"localhost", "LocalHost", "127.0.0.1", "127.8.0.1", "::1", "[::1]"})
     EXPECT_TRUE(is_loopback(inside)) << inside;
-  for (const char* outside : {"", "0.0.0.0", "::", "[::]", "10.0.0.1", "localhost.example"})
+  for (const char* outside :
+       {"", "0.0.0.0", "::", "[::]", "10.0.0.1", "localhost.example", "127.example.org"})
     EXPECT_FALSE(is_loopback(outside)) << outside;
 }
 

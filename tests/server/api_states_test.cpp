@@ -214,6 +214,49 @@ TEST_F(ApiStates, WhoHasNoKeySendsNoBody) {
             5);
 }
 
+TEST_F(ApiStates, WithoutKeysNoPageOfAnotherOriginMayAsk) {
+  const http::Headers foreign[] = {
+      {{"Origin", "http://evil.example"}}, {{"Origin", "null"}}, {{"Origin", "http://127.0.0.1:1"}}};
+  for (const http::Headers& headers : foreign) {
+    EXPECT_EQ(error_code(post("/admin/drain", std::string(), headers)), "foreign_page");
+    http::Response refused = post(kTextPath, completion("x").dump(), headers);
+    EXPECT_EQ(refused.status, 403);
+    EXPECT_NE(refused.body.find("--api-key-file"), std::string::npos);
+    EXPECT_EQ(get("/v1/models", headers).status, 403);
+  }
+  http::RawClient rebound(server->port());
+  rebound.send("GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n");
+  EXPECT_EQ(rebound.read_until("}}").find("HTTP/1.1 403"), 0u);
+  EXPECT_TRUE(engine->requests().empty());
+  EXPECT_FALSE(server->drain_requested());
+  EXPECT_EQ(metric("llm_dist_requests_refused_total{status=\"403\"}"), 10);
+  const http::Headers own{{"Origin", server->url()}};
+  EXPECT_EQ(post(kTextPath, completion("x").dump(), own).status, 200);
+  EXPECT_EQ(post(kTextPath, completion("x")).status, 200);
+  EXPECT_EQ(post("/admin/drain", std::string(), own).status, 202);
+}
+
+TEST_F(ApiStates, WithAKeyAnyOriginMayAsk) {
+  start({.api_keys = {"a-key"}});
+  http::RawClient client(server->port());
+  client.send(
+      "GET /v1/models HTTP/1.1\r\nHost: a.name\r\nOrigin: http://page.example\r\n"
+      "Authorization: Bearer a-key\r\n\r\n");
+  EXPECT_EQ(client.read_until("\r\n\r\n").find("HTTP/1.1 200"), 0u);
+}
+
+TEST_F(ApiStates, WhoListensBeyondThisMachineHasAnyName) {
+  start({.host = "0.0.0.0", .allow_keyless_remote = true});
+  auto status = [&](const std::string& fields) {
+    http::RawClient client(server->port());
+    client.send("GET /v1/models HTTP/1.1\r\nHost: node7:8000\r\n" + fields + "\r\n");
+    return client.read_until("\r\n\r\n").substr(0, 12);
+  };
+  EXPECT_EQ(status(""), "HTTP/1.1 200");
+  EXPECT_EQ(status("Origin: http://node7:8000\r\n"), "HTTP/1.1 200");
+  EXPECT_EQ(status("Origin: http://evil.example\r\n"), "HTTP/1.1 403");
+}
+
 TEST_F(ApiStates, NoOpenDoorWithoutAKey) {
   for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "example.org"}) {
     auto refused = ApiServer::start({.host = host, .port = 0});
