@@ -75,6 +75,8 @@ class ApiServer::Impl {
   void show_model(http::ResponseWriter& writer, const std::string& name);
   void show_metrics(http::ResponseWriter& writer);
   void ask_to_drain(http::ResponseWriter& writer);
+  // Calls on_drain, if a drain was asked for and it was not called yet.
+  void tell_drain();
   void tell_hung();
   // True for the first caller, which closes; false when somebody else has closed by the deadline.
   Result<bool> enter_shutdown(Deadline deadline);
@@ -262,10 +264,14 @@ void ApiServer::Impl::ask_to_drain(http::ResponseWriter& writer) {
   writer.send({.status = 202, .body = render_text("status", "draining")});
   if (!first) return;
   log_info("draining: asked by POST /admin/drain");
+  tell_drain();
+}
+
+void ApiServer::Impl::tell_drain() {
   std::function<void()> callback;
   {
     std::lock_guard lock(mutex);
-    callback = on_drain;
+    if (drain_asked) callback = std::exchange(on_drain, nullptr);
   }
   if (callback) callback();
 }
@@ -351,8 +357,11 @@ Status ApiServer::drain(Deadline deadline) {
 bool ApiServer::drain_requested() const { return impl_->drain_asked; }
 
 void ApiServer::set_on_drain(std::function<void()> callback) {
-  std::lock_guard lock(impl_->mutex);
-  impl_->on_drain = std::move(callback);
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->on_drain = std::move(callback);
+  }
+  impl_->tell_drain();
 }
 
 void ApiServer::set_on_hung(std::function<void(const Status&)> callback) {

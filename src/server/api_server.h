@@ -49,7 +49,8 @@ class ApiServer {
   Status drain(Deadline deadline);
   // Whether somebody asked for it with POST /admin/drain.
   bool drain_requested() const;
-  // Called once, on an I/O thread, when somebody does: it must not block. Set it before clients can ask.
+  // Called once, on an I/O thread, when somebody does: it must not block. At once, on this thread, when
+  // somebody has.
   void set_on_drain(std::function<void()> callback);
 
   // The world is lost: open streams get an error event, waiting requests and new ones 503. Returns when the

@@ -63,6 +63,16 @@ TEST_F(ApiStates, DrainingFinishesWhatIsOpen) {
   EXPECT_EQ(open.get().text(), "all of it");
 }
 
+TEST_F(ApiStates, ADrainAskedForBeforeAnybodyListensIsHeard) {
+  start_loading({});
+  EXPECT_EQ(post("/admin/drain", std::string()).status, 202);
+  std::atomic<int> asked = 0;
+  server->set_on_drain([&] { ++asked; });
+  EXPECT_EQ(asked, 1);
+  EXPECT_EQ(post("/admin/drain", std::string()).status, 202);
+  EXPECT_EQ(asked, 1);
+}
+
 TEST_F(ApiStates, AFailureReachesOpenStreamsAndWaitingRequests) {
   engine->set_scripts({{97}});
   engine->pause_after(5);
