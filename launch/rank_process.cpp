@@ -242,7 +242,8 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   if (bar) parts.load_progress = [&bar](int64_t done, int64_t total) { bar->update(done, total); };
   ASSIGN_OR_RETURN(engine_, engine::RankEngine::create(parts, options));
   RETURN_IF_ERROR(note_library_files());
-  // In glibc a thread has its own arena: what the tokenizer's freed would stay resident.
+  // A thread has its own arena in glibc: what the thread that read the tokenizer freed would stay
+  // resident.
   malloc_trim(0);
   if (!leads()) return ok_status();
   if (bar) bar->finish();

@@ -163,7 +163,7 @@ RunCommand add_serve(CLI::App& program) {
   group
       ->add_option("--shutdown-timeout",
                    flags->shutdown_timeout_seconds,
-                   "Seconds that running requests get when the server ends")
+                   "Seconds that running requests, and answers to slow readers, get when the server ends")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app->footer(

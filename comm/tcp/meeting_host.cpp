@@ -14,8 +14,8 @@ namespace llm_dist::comm {
 namespace {
 
 constexpr size_t kMaxStrangers = 256;
-// A rank of a starved machine needs its time; so many strangers may wait meanwhile. Where there are as many,
-// each is left alone for so long.
+// A rank of a starved machine needs its time; so many strangers may wait meanwhile. When there are more, the
+// one that has waited longest makes room, but none before it had kUndisturbed.
 constexpr auto kIntroductionLimit = std::chrono::seconds(30);
 constexpr auto kUndisturbed = std::chrono::seconds(3);
 constexpr auto kAnswerLimit = std::chrono::seconds(3);

@@ -175,14 +175,6 @@ std::optional<DType> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-void read_activation(Fields& fields, ModelConfig& config) {
-  // Of two names for one function the config keeps the first.
-  const std::string name = fields.text("hidden_act").value_or("silu");
-  if (name != "silu" && name != "swish")
-    fields.fail(unimplemented(format("{}: hidden_act {}; silu is served", fields.origin(), name)));
-  config.hidden_act = "silu";
-}
-
 void read_dtype(Fields& fields, ModelConfig& config) {
   auto name = fields.has("dtype") ? fields.text("dtype") : fields.text("torch_dtype");
   if (!name) return;
@@ -256,6 +248,9 @@ void read_quantization(Fields& fields, ModelConfig& config) {
 void read_unserved(Fields& fields) {
   if (fields.number("partial_rotary_factor").value_or(1.0) != 1.0)
     fields.fail(unimplemented(format("{}: partial_rotary_factor is not served", fields.origin())));
+  const std::string activation = fields.text("hidden_act").value_or("silu");
+  if (activation != "silu" && activation != "swish")  // two names for one function
+    fields.fail(unimplemented(format("{}: hidden_act {}; silu is served", fields.origin(), activation)));
 }
 
 Status read_generation_config(const std::string& path, ModelConfig& config) {
@@ -370,7 +365,6 @@ Result<HfConfig> read_hf_config(const std::string& directory) {
   config.tie_word_embeddings = fields.boolean("tie_word_embeddings").value_or(false);
   config.attention_bias = fields.boolean("attention_bias").value_or(false);
   config.mlp_bias = fields.boolean("mlp_bias").value_or(false);
-  read_activation(fields, config);
   read_dtype(fields, config);
   config.eos_ids = fields.ids("eos_token_id");
   auto bos = fields.ids("bos_token_id");
@@ -387,7 +381,7 @@ Result<HfConfigTexts> write_hf_config(const ModelConfig& config) {
   ASSIGN_OR_RETURN(RopeConfig rope, with_named_scaling(config.rope, config.head_dim));
   Json json = {{"architectures", {class_name(config.architecture)}},
                {"model_type", config.architecture},
-               {"hidden_act", config.hidden_act},
+               {"hidden_act", "silu"},
                {"hidden_size", config.hidden_size},
                {"num_hidden_layers", config.num_layers},
                {"num_attention_heads", config.num_heads},

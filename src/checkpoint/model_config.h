@@ -53,7 +53,6 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool attention_bias = false;
   bool mlp_bias = false;
-  std::string hidden_act = "silu";
   DType torch_dtype = DType::kBF16;  // of the dense weights; what activations use unless told otherwise
   // What the file's quantization_config says the linear layers' weights are in.
   std::optional<WeightScheme> quantization;

