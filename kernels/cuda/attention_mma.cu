@@ -22,7 +22,7 @@ namespace {
 using namespace decodes;
 
 constexpr int kThreads = kDecodeWarps * kWarpSize;
-constexpr int kBytesForTwo = 80 << 10;  // of shared memory: so much leaves a processor place for two blocks
+constexpr int kBytesBesides = 2 << 10;  // of shared memory at most: a block's static ones, and the driver's
 // What a thread that merges loads at a time: from memory, and of a block's warps, which two threads mostly
 // share.
 constexpr int kSharesAtOnce = 8;
@@ -134,9 +134,12 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
   merge_block<kThreads, kSharesAtOnce>(pieces, item.num_splits, share_of, write_out);
 }
 
+// Blocks that a processor's registers are enough for.
+constexpr int most_residents(int tiles) { return tiles == 1 ? kDecodeResidents : 2; }
+
 // Grid: kv heads × decode items, so that blocks without work come last.
 template <typename T, typename Kv, int kHeadDim, int kTiles>
-__global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) attend_decodes(
+__global__ void __launch_bounds__(kThreads, most_residents(kTiles)) attend_decodes(
     PagedAttentionArgs args, RowView<const T> queries, const Kv* k_cache, const Kv* v_cache, RowView<T> out) {
   // The plan, the block table and what earlier steps left in the cache are older than the kernels at the
   // beginning of the step that wait for all in front of them: they are there before any wait of this one.
@@ -145,6 +148,19 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? kDecodeResidents : 2) 
   // One block that waits is enough to order the kernels behind. Where few have work, the others keep places
   // of processors, so that those few spread; but not beside prompts.
   if (!args.beside_prompts || blockIdx.x + blockIdx.y == 0) wait_for_previous();
+}
+
+// The part of a processor's memory, in percent, that so many blocks share; the driver rounds it up to the
+// next that there is. Memory that is not shared is L1, where what a warp has asked for waits for it: without
+// this a block that comes early finds L1 as small as a product's tiles have left it. And the part is what
+// keeps a third block from a processor that is to have two.
+int shared_percent(int blocks, int bytes_of_block) {
+  int device = 0, processor_bytes = 0;
+  (void)cudaGetDevice(&device);
+  (void)cudaDeviceGetAttribute(&processor_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  if (processor_bytes == 0) return cudaSharedmemCarveoutDefault;
+  const int64_t percent = ceil_div(int64_t{100} * blocks * (bytes_of_block + kBytesBesides), processor_bytes);
+  return static_cast<int>(std::min<int64_t>(100, percent));
 }
 
 template <typename T, typename Kv, int kHeadDim, int kTiles>
@@ -156,12 +172,14 @@ void launch_decodes(const PagedAttentionArgs& args, const AttentionParams& param
       .grid = dim3(static_cast<unsigned>(args.num_kv_heads), static_cast<unsigned>(args.plan.num_decode)),
       .threads = kThreads,
       .stream = stream,
-      .shared_bytes =
-          args.plan.decode_residents < kDecodeResidents ? std::max(kResults, kBytesForTwo) : kResults,
-      .early = args.beside_prompts || args.plan.decodes_early};
-  // The most of any call: engines of one process share the attribute.
+      .shared_bytes = kResults};
+  // Engines of one process share attributes. The first is the same in every call; the second may be another
+  // engine's, which costs time alone.
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kResults);
   (void)cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, std::max(kResults, kBytesForTwo));
+      kernel,
+      cudaFuncAttributePreferredSharedMemoryCarveout,
+      shared_percent(std::min(args.plan.decode_residents, most_residents(kTiles)), kResults));
   (void)launch_overlapped(kernel,
                           how,
                           args,

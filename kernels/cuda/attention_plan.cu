@@ -34,8 +34,8 @@ constexpr int64_t kMaxPartials = 4 * kTargetBlocks;  // (slot, kv head) pairs
 int64_t most_partials(int64_t num_kv_heads) {
   return 2 * ceil_div(kTargetBlocks, num_kv_heads) * num_kv_heads;
 }
-// From so many on sequences are many: not cut where they are about equally long, in order of their lengths,
-// and not early.
+// From so many on sequences are many: not cut where they are about equally long, and in order of their
+// lengths.
 int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
 // Blocks that a processor is to have at a time. Of a few more than one round of three each takes, the second
 // round would be nearly empty; two rounds of two each are full.
@@ -299,7 +299,6 @@ AttentionPlan lay_out_plan(const AttentionPlanParams& params,
   plan.decode_rows = decode_rows;
   plan.prompt_heads = heads_in_cache(params);
   plan.prompt_rows = hopper_processors > 0 ? kHopperPromptRows : kPromptRows;
-  plan.decodes_early = params.num_sequences < many_decodes(params.num_kv_heads);
   plan.decode_residents = residents_of(params.num_sequences * params.num_kv_heads);
   plan.num_decode = most_decode_items(params.num_sequences, params.num_kv_heads);
   if (params.max_query_len * group > plan.decode_rows) {

@@ -48,10 +48,6 @@ struct AttentionPlan {
   // Blocks of HopperPrompts, each on a processor of its own: all processors, or, beside decodes, so many that
   // both end at about the same time.
   int prompt_blocks = 0;
-  // Whether blocks of decodes come while the kernel in front ends, and read ahead. Not those of many
-  // sequences: they gain less by that than they lose by crowding onto the processors that it leaves first
-  // (docs/kernels.md).
-  bool decodes_early = true;
   int decode_residents = 0;  // decode blocks that a processor has at a time
   int64_t num_decode = 0;    // items, −1 ones included; without prompts at least one, otherwise maybe none
   int64_t num_prompt = 0;    // items

@@ -146,7 +146,18 @@ TEST_F(CudaF8Linear, ThatNobodyAnnounced) {
   gpu_state_.reset();
   gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
   for (int64_t m : {1, 5, 40}) check_f8(DType::kBF16, false, m, 130, 1024, Rounds::kNothing);
-  check_f8(DType::kBF16, false, 65'537, 8, 16, Rounds::kNothing);  // a grid has 65,535 rows
+}
+
+TEST_F(CudaF8Linear, ThatNobodyAnnouncedOfMoreRowsThanAGridHas) {
+  constexpr int64_t kRows = 65'537;
+  OpStateOptions options = options_;
+  options.f8_weights = false;
+  options.max_tokens = kRows;
+  options.max_features = 16;
+  cpu_state_ = cpu_ops().make_state(*cpu_backend_, options).value();
+  gpu_state_.reset();
+  gpu_state_ = module_->ops->make_state(*gpu_backend_, options).value();
+  check_f8(DType::kBF16, false, kRows, 8, 16, Rounds::kNothing);
 }
 
 TEST_F(CudaF8Linear, OfManyRows) {
