@@ -23,6 +23,19 @@ struct GroupProposal {
   int64_t id = 0;            // the smallest that the sender has not used; the answer: the id, or −1
 };
 
+// The memory of one call's messages.
+struct Proposals {
+  GroupProposal mine;
+  std::vector<GroupProposal> theirs;
+  GroupProposal answer;
+};
+struct Exchange {
+  std::string mine;
+  uint64_t my_bytes = 0;
+  std::vector<uint64_t> bytes;  // by rank, like what was gathered
+  std::vector<std::string> gathered;
+};
+
 // A notice: why group `id` ended.
 struct NoticeHeader {
   int32_t id = 0;
@@ -73,10 +86,10 @@ class MessageWorld : public World, private NoticeReader {
  private:
   void read_notices() override;
   Status wait(Deadline deadline, std::string_view what);
-  Status end_channel(Status cause);
+  Status end_channel(Status cause, std::shared_ptr<void> memory);
   Result<int> agree_on_id(std::span<const int> world_ranks, const std::string& name, Deadline deadline);
-  Result<int> collect_proposals(std::span<const int> world_ranks, GroupProposal mine, Deadline deadline);
-  Result<int> propose(int first_rank, GroupProposal mine, Deadline deadline);
+  Result<int> collect_proposals(std::span<const int> world_ranks, Proposals& proposals, Deadline deadline);
+  Result<int> propose(int first_rank, Proposals& proposals, Deadline deadline);
   void tell(std::span<const int> world_ranks, int32_t id, const Status& cause);
 
   std::unique_ptr<MessageTransport> transport_;
@@ -90,6 +103,8 @@ class MessageWorld : public World, private NoticeReader {
   std::mutex channel_mutex_;  // channel_ and next_id_
   std::mutex notices_mutex_;  // of those who read notices
   std::unique_ptr<MessageChannel> channel_;
+  std::shared_ptr<void>
+      withdrawn_;  // memory of messages that the channel withdrew: a peer may still write to it
   int next_id_ = 1;
 };
 
@@ -132,8 +147,9 @@ Status MessageWorld::wait(Deadline deadline, std::string_view what) {
 }
 
 // A message that comes after all would be taken for the next call's: there is none.
-Status MessageWorld::end_channel(Status cause) {
+Status MessageWorld::end_channel(Status cause, std::shared_ptr<void> memory) {
   channel_->cancel();
+  withdrawn_ = std::move(memory);
   read_notices();  // what a peer said before it left tells more than that it left
   world_error_->set(std::move(cause));
   return world_error_->get();
@@ -144,38 +160,46 @@ Result<std::vector<std::string>> MessageWorld::all_gather_bytes(const std::strin
   std::lock_guard lock(channel_mutex_);
   RETURN_IF_ERROR(world_error_->get());
   CHECK_LE(mine.size(), MessageChannel::kMaxBytes);
-  uint64_t my_bytes = mine.size();
-  std::vector<uint64_t> bytes(all_ranks_.size(), my_bytes);
+  const auto exchange = std::make_shared<Exchange>();
+  exchange->mine = mine;
+  exchange->my_bytes = mine.size();
+  exchange->bytes.assign(all_ranks_.size(), exchange->my_bytes);
   auto with_each_peer = [&](auto start) -> Status {
     for (int r : all_ranks_)
       if (r != info_.rank) RETURN_IF_ERROR(start(r, static_cast<size_t>(r)));
     return wait(deadline, "all_gather_bytes");
   };
   Status status = with_each_peer([&](int r, size_t i) -> Status {
-    RETURN_IF_ERROR(channel_->start_recv(&bytes[i], sizeof bytes[i], r, kTagBytes));
-    return channel_->start_send(&my_bytes, sizeof my_bytes, r, kTagBytes);
+    uint64_t& theirs = exchange->bytes[i];
+    RETURN_IF_ERROR(channel_->start_recv(&theirs, sizeof theirs, r, kTagBytes));
+    return channel_->start_send(&exchange->my_bytes, sizeof exchange->my_bytes, r, kTagBytes);
   });
-  if (!status.ok()) return end_channel(std::move(status));
-  std::vector<std::string> gathered(all_ranks_.size(), mine);
-  for (size_t i = 0; i < gathered.size(); ++i) gathered[i].resize(bytes[i]);
+  if (!status.ok()) return end_channel(std::move(status), exchange);
+  std::vector<std::string>& gathered = exchange->gathered;
+  gathered.assign(all_ranks_.size(), mine);
+  for (size_t i = 0; i < gathered.size(); ++i) gathered[i].resize(exchange->bytes[i]);
   status = with_each_peer([&](int r, size_t i) -> Status {
-    if (bytes[i] > 0) RETURN_IF_ERROR(channel_->start_recv(gathered[i].data(), bytes[i], r, kTagBytes));
-    return mine.empty() ? ok_status() : channel_->start_send(mine.data(), mine.size(), r, kTagBytes);
+    if (!gathered[i].empty())
+      RETURN_IF_ERROR(channel_->start_recv(gathered[i].data(), gathered[i].size(), r, kTagBytes));
+    return mine.empty() ? ok_status()
+                        : channel_->start_send(exchange->mine.data(), mine.size(), r, kTagBytes);
   });
-  if (!status.ok()) return end_channel(std::move(status));
-  return gathered;
+  if (!status.ok()) return end_channel(std::move(status), exchange);
+  return std::move(gathered);
 }
 
 Result<int> MessageWorld::collect_proposals(std::span<const int> world_ranks,
-                                            GroupProposal mine,
+                                            Proposals& proposals,
                                             Deadline deadline) {
-  std::vector<GroupProposal> proposals(world_ranks.size(), mine);
+  const GroupProposal& mine = proposals.mine;
+  std::vector<GroupProposal>& all = proposals.theirs;
+  all.assign(world_ranks.size(), mine);
   for (size_t i = 1; i < world_ranks.size(); ++i)
-    RETURN_IF_ERROR(channel_->start_recv(&proposals[i], sizeof(GroupProposal), world_ranks[i], kTagPropose));
+    RETURN_IF_ERROR(channel_->start_recv(&all[i], sizeof all[i], world_ranks[i], kTagPropose));
   RETURN_IF_ERROR(wait(deadline, "making a group"));
-  GroupProposal answer = mine;
-  for (const GroupProposal& proposal : proposals) answer.id = std::max(answer.id, proposal.id);
-  for (const GroupProposal& proposal : proposals)
+  GroupProposal& answer = proposals.answer = mine;
+  for (const GroupProposal& proposal : all) answer.id = std::max(answer.id, proposal.id);
+  for (const GroupProposal& proposal : all)
     if (proposal.fingerprint != mine.fingerprint) answer.id = -1;
   for (size_t i = 1; i < world_ranks.size(); ++i)
     RETURN_IF_ERROR(channel_->start_send(&answer, sizeof answer, world_ranks[i], kTagAgree));
@@ -183,8 +207,9 @@ Result<int> MessageWorld::collect_proposals(std::span<const int> world_ranks,
   return static_cast<int>(answer.id);
 }
 
-Result<int> MessageWorld::propose(int first_rank, GroupProposal mine, Deadline deadline) {
-  GroupProposal answer;
+Result<int> MessageWorld::propose(int first_rank, Proposals& proposals, Deadline deadline) {
+  const GroupProposal& mine = proposals.mine;
+  GroupProposal& answer = proposals.answer;
   RETURN_IF_ERROR(channel_->start_send(&mine, sizeof mine, first_rank, kTagPropose));
   RETURN_IF_ERROR(channel_->start_recv(&answer, sizeof answer, first_rank, kTagAgree));
   RETURN_IF_ERROR(wait(deadline, "making a group"));
@@ -197,11 +222,12 @@ Result<int> MessageWorld::agree_on_id(std::span<const int> world_ranks,
                                       Deadline deadline) {
   std::lock_guard lock(channel_mutex_);
   RETURN_IF_ERROR(world_error_->get());
-  GroupProposal mine{.fingerprint = fingerprint_of(name, world_ranks), .id = next_id_};
+  const auto proposals = std::make_shared<Proposals>();
+  proposals->mine = {.fingerprint = fingerprint_of(name, world_ranks), .id = next_id_};
   bool first = world_ranks[0] == info_.rank;
-  auto agreed =
-      first ? collect_proposals(world_ranks, mine, deadline) : propose(world_ranks[0], mine, deadline);
-  if (!agreed.ok()) return end_channel(agreed.status());
+  auto agreed = first ? collect_proposals(world_ranks, *proposals, deadline)
+                      : propose(world_ranks[0], *proposals, deadline);
+  if (!agreed.ok()) return end_channel(agreed.status(), proposals);
   int id = *agreed;
   if (id < 0)
     return failed_precondition(
