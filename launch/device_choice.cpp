@@ -13,8 +13,6 @@
 namespace llm_dist::launch {
 namespace {
 
-constexpr double kAgreeSeconds = 600;
-
 Result<const kernels::CudaModule*> open_cuda_module() {
   // Before the driver is there. In fewer queues a stream may stand behind another that waits for a peer.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
@@ -81,25 +79,6 @@ Result<RankDevice> choose_device(const EngineFlags& flags, const comm::World& wo
   };
   cpu.backend = device::make_cpu_backend({.threads = cpu_threads});
   return cpu;
-}
-
-Status refuse_shared_devices(comm::World& world, const RankDevice& mine) {
-  if (world.rank_info().size == 1) return ok_status();
-  // A GPU's description holds its UUID, so equal ones are the same GPU whatever its number here.
-  std::string description =
-      mine.device.type == DeviceType::kCuda ? mine.backend->description() : std::string("cpu");
-  ASSIGN_OR_RETURN(std::vector<std::string> all,
-                   world.all_gather_bytes(description, Deadline::after_seconds(kAgreeSeconds)));
-  for (size_t a = 0; a < all.size(); ++a) {
-    for (size_t b = a + 1; b < all.size(); ++b) {
-      if ((all[a] == "cpu") != (all[b] == "cpu"))
-        return failed_precondition(
-            format("rank {} runs on {} and rank {} on {}: choose with --device", a, all[a], b, all[b]));
-      if (all[a] == all[b] && all[a] != "cpu")
-        return failed_precondition(format("ranks {} and {} would share {}", a, b, all[a]));
-    }
-  }
-  return ok_status();
 }
 
 Status add_device_resources(const RankDevice& device, RankResources& resources) {

@@ -34,9 +34,6 @@ Result<RankDevice> choose_device(const EngineFlags& flags, const comm::World& wo
 // How many GPUs this process sees; an error says why it cannot look.
 Result<int> visible_gpus();
 
-// Collective: two ranks on one GPU are an error on every rank, which names them.
-Status refuse_shared_devices(comm::World& world, const RankDevice& mine);
-
 // The device's part of what a rank can offer.
 Status add_device_resources(const RankDevice& device, RankResources& resources);
 

@@ -108,7 +108,7 @@ int run_batch(const GenerateFlags& flags) {
   if (!joined.ok()) return report(nullptr, joined.status());
   RankProcess& process = **joined;
   if (process.leads()) {
-    signal.set_farewell([&](const std::string& why) { process.announce_end(why); });
+    signal.set_farewell([&](const std::string& why, int number) { process.announce_end(why, number); });
   } else {
     signal.ignore();
   }

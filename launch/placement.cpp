@@ -91,4 +91,30 @@ RankResources cpu_resources(const comm::World& world) {
           .default_kv_bytes = kDefaultKvBytes / local_size};
 }
 
+std::string pack(const DeviceCard& card) { return card.name + "\n" + card.description; }
+
+DeviceCard unpack_device_card(const std::string& packed) {
+  const size_t end = packed.find('\n');
+  if (end == std::string::npos) return {.name = packed, .description = {}};
+  return {.name = packed.substr(0, end), .description = packed.substr(end + 1)};
+}
+
+Status refuse_shared_devices(std::span<const DeviceCard> cards) {
+  auto shown = [](const DeviceCard& card) { return card.description.empty() ? card.name : card.description; };
+  for (size_t a = 0; a < cards.size(); ++a) {
+    for (size_t b = a + 1; b < cards.size(); ++b) {
+      const std::string& gpu = cards[a].description;
+      if (gpu.empty() != cards[b].description.empty())
+        return failed_precondition(format("rank {} runs on {} and rank {} on {}: choose with --device",
+                                          a,
+                                          shown(cards[a]),
+                                          b,
+                                          shown(cards[b])));
+      if (!gpu.empty() && gpu == cards[b].description)
+        return failed_precondition(format("ranks {} and {} would share {}", a, b, gpu));
+    }
+  }
+  return ok_status();
+}
+
 }  // namespace llm_dist::launch

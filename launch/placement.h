@@ -1,6 +1,7 @@
 // Placement: which part of a host a rank may use.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,5 +26,15 @@ RankResources cpu_resources(const comm::World& world);
 
 // Gives this rank CPUs of its own when the launcher bound it to none: rank i of n takes the i-th share.
 void bind_to_share(int local_rank, int local_size);
+
+// What a rank has to compute on, as the others are told.
+struct DeviceCard {
+  std::string name;         // "cpu", "cuda:0": a number that is this process's
+  std::string description;  // of a GPU with its UUID: equal ones are the same GPU. Empty: a CPU
+};
+std::string pack(const DeviceCard& card);
+DeviceCard unpack_device_card(const std::string& packed);
+// By rank. GPUs beside CPUs and two ranks on one GPU are failed_precondition, which names the ranks.
+Status refuse_shared_devices(std::span<const DeviceCard> cards);
 
 }  // namespace llm_dist::launch

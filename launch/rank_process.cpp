@@ -1,8 +1,6 @@
 #include "launch/rank_process.h"
 
 #include <malloc.h>
-#include <signal.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -51,8 +49,9 @@ void use_interface(const std::string& name) {
     setenv(variable, name.c_str(), /*overwrite=*/0);
 }
 
-std::string device_name(Device device) {
-  return device.type == DeviceType::kCpu ? "cpu" : format("cuda:{}", device.index);
+DeviceCard card_of(const RankDevice& device) {
+  if (device.device.type == DeviceType::kCpu) return {.name = "cpu", .description = {}};
+  return {.name = format("cuda:{}", device.device.index), .description = device.backend->description()};
 }
 
 Status refuse_idle(const comm::World& world, const RankDevice& device) {
@@ -79,14 +78,6 @@ bool is_configuration(const Status& status) {
     case StatusCode::kUnimplemented: return true;
     default: return false;
   }
-}
-
-// Of a rank whose cause is what announce_end() told: a signal that somebody sent it.
-std::optional<int> signal_of_end(std::string_view cause) {
-  if (!cause.starts_with("ended by ")) return std::nullopt;
-  for (int number : {SIGINT, SIGTERM, SIGUSR1})
-    if (cause.ends_with(std::string(" SIG") + sigabbrev_np(number))) return number;
-  return std::nullopt;
 }
 
 // Ends the process, without a destructor, where `status` is an error.
@@ -167,11 +158,18 @@ Status RankProcess::find_device(const EngineFlags& flags) {
 
 Status RankProcess::take_device(const EngineFlags& flags) {
   RETURN_IF_ERROR(agree(find_device(flags)));
-  if (liveness_ != nullptr) {
-    ASSIGN_OR_RETURN(std::vector<std::string> devices, gathered(device_name(device_.device)));
-    liveness_->set_devices(std::move(devices));
+  if (size() == 1) return ok_status();
+  ASSIGN_OR_RETURN(std::vector<std::string> packed, gathered(pack(card_of(device_))));
+  std::vector<DeviceCard> cards;
+  std::vector<std::string> names;
+  for (const std::string& of_rank : packed) {
+    cards.push_back(unpack_device_card(of_rank));
+    names.push_back(cards.back().name);
   }
-  return agree(refuse_shared_devices(*world_, device_));
+  liveness_->set_devices(std::move(names));
+  Status status = refuse_shared_devices(cards);  // the same on every rank
+  agreed_on_error_ = !status.ok();
+  return status;
 }
 
 Status RankProcess::open_model(const EngineFlags& flags) {
@@ -321,11 +319,10 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   // To people a host is its name; that hosts share memory only under one boot id is for the machines.
   failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
-  const std::optional<int> signal = signal_of_end(failure.cause);
   // On a line of its own: a stream of text or a progress bar may stand half written, and not by this rank.
-  if (failure.reporter && !signal) announce(line, /*fresh_line=*/true);
+  if (failure.reporter && failure.signal == 0) announce(line, /*fresh_line=*/true);
   tell_clients(unavailable(line));
-  exit_after_failure(signal ? kSignalExitBase + *signal : kFailureExitCode);
+  exit_after_failure(failure.signal != 0 ? kSignalExitBase + failure.signal : kFailureExitCode);
 }
 
 void RankProcess::give_up(const Status& cause) {
@@ -346,9 +343,9 @@ void RankProcess::give_up(const Status& cause) {
   exit_after_failure(kFailureExitCode);
 }
 
-void RankProcess::announce_end(const std::string& why) {
+void RankProcess::announce_end(const std::string& why, int signal) {
   announce(why, /*fresh_line=*/true);
-  if (liveness_ != nullptr) liveness_->announce_failure(why);
+  if (liveness_ != nullptr) liveness_->announce_failure(why, signal);
 }
 
 void RankProcess::give_up_from(const Status& cause) {

@@ -70,9 +70,9 @@ class RankProcess {
   // This rank cannot go on: peers learn the cause at once, the process exits.
   [[noreturn]] void give_up(const Status& cause);
   void give_up_from(const Status& cause);  // the same, from a thread that must not block
-  // A signal ends this process when it returns. `why` ("ended by SIGINT") is printed here; the other ranks
+  // `signal` ends this process when it returns. `why` ("ended by SIGINT") is printed here; the other ranks
   // end with the signal's code too and take it for no failure.
-  void announce_end(const std::string& why);
+  void announce_end(const std::string& why, int signal);
   // Collective: the first failing rank's status, on every rank, so that all leave in order.
   Status agree(const Status& mine);
   // The error that load() returned is every rank's.

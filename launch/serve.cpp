@@ -125,7 +125,7 @@ int run(ServeFlags flags) {
   RankProcess& process = **joined;
   Status status;
   if (process.leads()) {
-    signal.set_farewell([&](const std::string& why) { process.announce_end(why); });
+    signal.set_farewell([&](const std::string& why, int number) { process.announce_end(why, number); });
     status = lead(flags, process, signal);
   } else {
     signal.ignore();  // rank 0 drains and then tells the others to end; its death ends them too

@@ -48,8 +48,8 @@ void ShutdownSignal::listen() {
     if (!waiting_ || asked_before) {
       if (on_exit_) on_exit_();
       if (farewell_)
-        farewell_(std::string(asked_before ? "ended by a second SIG" : "ended by SIG") +
-                  sigabbrev_np(number));
+        farewell_(std::string(asked_before ? "ended by a second SIG" : "ended by SIG") + sigabbrev_np(number),
+                  number);
       _exit(kSignalExitBase + number);
     }
     signalled_at_ = Clock::now();
@@ -82,7 +82,7 @@ void ShutdownSignal::set_on_exit(std::function<void()> callback) {
   on_exit_ = std::move(callback);
 }
 
-void ShutdownSignal::set_farewell(std::function<void(const std::string&)> callback) {
+void ShutdownSignal::set_farewell(Farewell callback) {
   std::lock_guard lock(mutex_);
   farewell_ = std::move(callback);
 }

@@ -33,8 +33,9 @@ class ShutdownSignal {
   bool is_raised();
   // Called before a signal ends the process at once. Returns once no earlier callback is running.
   void set_on_exit(std::function<void()> callback);
-  // Likewise, and after that one, with why: "ended by a second SIGINT".
-  void set_farewell(std::function<void(const std::string& why)> callback);
+  // Called likewise, and after that one. `why`: "ended by a second SIGINT".
+  using Farewell = std::function<void(const std::string& why, int signal)>;
+  void set_farewell(Farewell callback);
   void ignore();
   void raise(const std::string& reason);
 
@@ -46,7 +47,7 @@ class ShutdownSignal {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::function<void()> on_exit_;
-  std::function<void(const std::string&)> farewell_;
+  Farewell farewell_;
   bool waiting_ = false;
   bool ignoring_ = false;
   bool stopping_ = false;

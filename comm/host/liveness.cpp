@@ -114,7 +114,11 @@ Liveness::Liveness(std::unique_ptr<LivenessWatch> watch) : watch_(std::move(watc
 Liveness::~Liveness() = default;
 void Liveness::set_devices(std::vector<std::string> devices) { watch_->set_devices(std::move(devices)); }
 void Liveness::set_phase(std::string_view phase) { watch_->set_phase(phase); }
-void Liveness::announce_failure(std::string_view cause) { watch_->announce_failure(cause); }
+void Liveness::announce_failure(std::string_view cause, int signal) {
+  FailureCause told{.signal = signal, .text = {}};
+  told.text.assign(cause);
+  watch_->announce_failure(told);
+}
 void Liveness::leave() { watch_->leave(); }
 
 }  // namespace llm_dist::comm

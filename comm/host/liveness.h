@@ -26,6 +26,7 @@ struct RankFailure {
   std::string device;
   std::string phase;  // its last one
   std::string cause;
+  int signal = 0;  // that somebody ended it with, as it said itself; 0: none
   // This rank is the lowest live one: it prints format_failure(), nobody else does.
   bool reporter = false;
 };
@@ -61,9 +62,10 @@ class Liveness {
   void set_devices(std::vector<std::string> devices);
   // "loading", "idle", "prefill", "decode"…; cut to 31 bytes. Any thread; allocates nothing.
   void set_phase(std::string_view phase);
-  // This rank cannot go on, and the others learn why without waiting for its end. Any thread. They know when
-  // it returns, so that the process may end at once.
-  void announce_failure(std::string_view cause);
+  // This rank cannot go on, and the others learn why without waiting for its end: 239 bytes of it. `signal`:
+  // the one that somebody ended it with. Any thread. They know when it returns, so that the process may end
+  // at once.
+  void announce_failure(std::string_view cause, int signal = 0);
   // An orderly goodbye: from now on this rank watches nobody and nobody misses it.
   void leave();
 

@@ -14,7 +14,12 @@
 namespace llm_dist::comm {
 
 using PhaseText = FixedText<32>;
-using CauseText = FixedText<240>;
+
+// Why a rank failed: in words, and the signal, if somebody sent it one.
+struct FailureCause {
+  int32_t signal = 0;
+  FixedText<240> text;
+};
 
 enum class RankState : uint32_t { kRunning, kLeft, kGone };  // kGone: ended its watch without a goodbye
 
@@ -23,7 +28,7 @@ struct Verdict {
   int32_t failed = -1;
   int32_t reporter = -1;
   PhaseText phase;
-  CauseText cause;
+  FailureCause cause;
 };
 
 // Written by its rank, read by the others of the node. Zeroed memory is a valid initial state.
@@ -50,7 +55,7 @@ class alignas(64) BoardSlot {
     return phase;
   }
 
-  OnceRecord<CauseText>& announcement() { return announcement_; }
+  OnceRecord<FailureCause>& announcement() { return announcement_; }
 
  private:
   static constexpr size_t kWords = sizeof(PhaseText) / sizeof(uint64_t);
@@ -58,7 +63,7 @@ class alignas(64) BoardSlot {
   std::atomic<uint64_t> beats_{0};
   std::atomic<uint32_t> state_{0};
   std::array<std::atomic<uint64_t>, kWords> phase_{};
-  OnceRecord<CauseText> announcement_;
+  OnceRecord<FailureCause> announcement_;
 };
 
 // A view of the board.

@@ -76,12 +76,10 @@ void LivenessWatch::set_phase(std::string_view phase) {
   own_slot().set_phase(text);
 }
 
-void LivenessWatch::announce_failure(std::string_view cause) {
-  CauseText text;
-  text.assign(cause);
-  if (!own_slot().announcement().try_set(text)) return;
+void LivenessWatch::announce_failure(const FailureCause& cause) {
+  if (!own_slot().announcement().try_set(cause)) return;
   send_to_other_nodes(
-      {.kind = LivenessFrame::Kind::kAnnouncement, .verdict = {.phase = own_slot().phase(), .cause = text}});
+      {.kind = LivenessFrame::Kind::kAnnouncement, .verdict = {.phase = own_slot().phase(), .cause = cause}});
   ::eventfd_write(news_.get(), 1);
 }
 
@@ -141,9 +139,9 @@ void LivenessWatch::look_at_slot(WatchedRank& rank, TimePoint now) {
   if (beats != rank.beats || is_self(rank)) rank.heard = now;
   rank.beats = beats;
   rank.phase = slot.phase();
-  if (auto cause = slot.announcement().get()) accuse(rank, Sign::kAnnounced, std::string(cause->view()), now);
+  if (auto cause = slot.announcement().get()) accuse(rank, Sign::kAnnounced, *cause, now);
   if (state == RankState::kLeft) rank.left = true;
-  if (state == RankState::kGone) accuse(rank, Sign::kGone, kGoneCause, now);
+  if (state == RankState::kGone) accuse_as_gone(rank, kGoneCause, now);
 }
 
 void LivenessWatch::look_at_process(WatchedRank& rank, TimePoint now) {
@@ -158,7 +156,7 @@ void LivenessWatch::look_at_process(WatchedRank& rank, TimePoint now) {
   }
   if (!gone) return;
   look_at_slot(rank, now);  // it may have said something between the last look and its end
-  accuse(rank, Sign::kGone, kGoneCause, now);
+  accuse_as_gone(rank, kGoneCause, now);
 }
 
 void LivenessWatch::listen_to(WatchedRank& rank, TimePoint now) {
@@ -170,7 +168,7 @@ void LivenessWatch::listen_to(WatchedRank& rank, TimePoint now) {
     if (rank.filled == bytes.size()) take_frame(rank, now);
     if (result.state != IoState::kClosed) continue;
     rank.socket_closed = true;
-    accuse(rank, Sign::kGone, kGoneCause, now);
+    accuse_as_gone(rank, kGoneCause, now);
   }
 }
 
@@ -183,7 +181,7 @@ void LivenessWatch::take_frame(WatchedRank& rank, TimePoint now) {
     case LivenessFrame::Kind::kGoodbye: rank.left = true; break;
     case LivenessFrame::Kind::kAnnouncement:
       rank.phase = frame.verdict.phase;
-      accuse(rank, Sign::kAnnounced, std::string(frame.verdict.cause.view()), now);
+      accuse(rank, Sign::kAnnounced, frame.verdict.cause, now);
       break;
     case LivenessFrame::Kind::kVerdict: {
       bool names_ranks = std::max(frame.verdict.failed, frame.verdict.reporter) < options_.world.size &&
@@ -198,7 +196,7 @@ void LivenessWatch::judge_silence(TimePoint now) {
   for (auto& rank : ranks_) {
     if (is_self(rank) || now - rank.heard <= options_.silence_limit || !may_fail(rank)) continue;
     if (rank.slot)
-      accuse(rank, Sign::kGone, cause_on_this_node(rank, now), now);
+      accuse_as_gone(rank, cause_on_this_node(rank, now), now);
     else
       accuse_on_other_node(rank, now);
   }
@@ -225,14 +223,20 @@ void LivenessWatch::accuse_on_other_node(WatchedRank& silent, TimePoint now) {
         silence(last_heard, now) +
         format(" from any of the {} ranks of its host: the host or the network is down", of_its_host.size());
   }
-  accuse(*named, Sign::kGone, std::move(cause), now);
+  accuse_as_gone(*named, cause, now);
 }
 
-void LivenessWatch::accuse(WatchedRank& rank, Sign sign, std::string cause, TimePoint now) {
+void LivenessWatch::accuse_as_gone(WatchedRank& rank, std::string_view cause, TimePoint now) {
+  FailureCause gone;
+  gone.text.assign(cause);
+  accuse(rank, Sign::kGone, gone, now);
+}
+
+void LivenessWatch::accuse(WatchedRank& rank, Sign sign, const FailureCause& cause, TimePoint now) {
   if (!may_fail(rank)) return;
   rank.sign = sign;
   rank.sign_order = signs_++;
-  rank.cause = std::move(cause);
+  rank.cause = cause;
   if (!first_sign_) first_sign_ = now;
 }
 
@@ -265,11 +269,10 @@ Verdict LivenessWatch::judge(TimePoint now) const {
   CHECK(failed != nullptr, "a verdict without a failed rank");
   // What strikes all of them, all announce; they live long enough to say so, and all nodes name the same one.
   if (reporter == nullptr) reporter = announcer;
-  Verdict verdict{.failed = failed->rank,
-                  .reporter = reporter != nullptr ? reporter->rank : options_.world.rank,
-                  .phase = failed->phase};
-  verdict.cause.assign(failed->cause);
-  return verdict;
+  return {.failed = failed->rank,
+          .reporter = reporter != nullptr ? reporter->rank : options_.world.rank,
+          .phase = failed->phase,
+          .cause = failed->cause};
 }
 
 std::string LivenessWatch::device_of(const WatchedRank& rank) {
@@ -285,7 +288,8 @@ void LivenessWatch::deliver(const Verdict& verdict) {
                       .pid = failed.process.pid,
                       .device = device_of(failed),
                       .phase = std::string(verdict.phase.view()),
-                      .cause = std::string(verdict.cause.view()),
+                      .cause = std::string(verdict.cause.text.view()),
+                      .signal = verdict.cause.signal,
                       .reporter = verdict.reporter == options_.world.rank};
   if (options_.on_failure) options_.on_failure(failure);
 }

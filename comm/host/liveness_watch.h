@@ -43,7 +43,7 @@ struct WatchedRank {
   bool left = false;
   Sign sign = Sign::kNone;
   int sign_order = 0;
-  std::string cause;
+  FailureCause cause;
 
   LivenessFrame incoming;
   size_t filled = 0;
@@ -59,7 +59,7 @@ class LivenessWatch {
 
   void set_devices(std::vector<std::string> devices);
   void set_phase(std::string_view phase);
-  void announce_failure(std::string_view cause);
+  void announce_failure(const FailureCause& cause);
   void leave();
 
  private:
@@ -72,7 +72,8 @@ class LivenessWatch {
   void take_frame(WatchedRank& rank, TimePoint now);
   void judge_silence(TimePoint now);
   void accuse_on_other_node(WatchedRank& silent, TimePoint now);
-  void accuse(WatchedRank& rank, Sign sign, std::string cause, TimePoint now);
+  void accuse_as_gone(WatchedRank& rank, std::string_view cause, TimePoint now);
+  void accuse(WatchedRank& rank, Sign sign, const FailureCause& cause, TimePoint now);
   void conclude(TimePoint now);
   Verdict judge(TimePoint now) const;
   std::string device_of(const WatchedRank& rank);

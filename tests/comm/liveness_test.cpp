@@ -32,8 +32,10 @@ struct Experience {
   std::atomic<int> calls{0};
   std::atomic<int64_t> when_ns{0};
   std::atomic<bool> announce{false};  // the test asks for it
+  std::atomic<int> announced_signal{0};
   int failed = -1;
   int64_t pid = 0;
+  int signal = 0;
   bool reporter = false;
   char phase[64] = {};
   char cause[512] = {};
@@ -133,7 +135,7 @@ class WatchedWorld {
     mine.watching = true;
     while (!exits_on_failure || mine.calls == 0) {
       if (mine.announce.exchange(false))
-        (*liveness)->announce_failure("CUDA error: illegal address\nat step 7");
+        (*liveness)->announce_failure("CUDA error: illegal address\nat step 7", mine.announced_signal);
       std::this_thread::sleep_for(1ms);
     }
     ::_exit(kFailedExit);
@@ -143,6 +145,7 @@ class WatchedWorld {
     mine.when_ns = now_ns();
     mine.failed = failure.rank;
     mine.pid = failure.pid;
+    mine.signal = failure.signal;
     mine.reporter = failure.reporter;
     std::snprintf(mine.phase, sizeof(mine.phase), "%s", failure.phase.c_str());
     std::snprintf(mine.cause, sizeof(mine.cause), "%s", failure.cause.c_str());
@@ -197,6 +200,7 @@ TEST_P(LivenessTest, AnnouncedFailureArrivesWithItsCause) {
     world->mark_time();
     world->of(victim).announce = true;
     world->expect_all_learn(victim, kPromisedSeconds, "CUDA error: illegal address");
+    EXPECT_EQ(world->of(1).signal, 0);
     // The one that announced it hears it too, and does not report while others live.
     ASSERT_EQ(world->wait_exit(victim), kFailedExit);
     EXPECT_EQ(world->of(victim).failed, victim);
@@ -206,6 +210,22 @@ TEST_P(LivenessTest, AnnouncedFailureArrivesWithItsCause) {
     const std::string device = format("device cpu:{}", victim);
     for (const char* part : {"rank ", "host ", "pid ", device.c_str(), "phase phase of ", "CUDA error"})
       EXPECT_NE(line.find(part), std::string::npos) << line;
+  }
+}
+
+TEST_P(LivenessTest, SignalThatEndedARankArrivesWithItsEnd) {
+  auto worlds = worlds_for(GetParam().world, {0, 2});
+  for (auto& [victim, world] : worlds) {
+    ASSERT_TRUE(world->wait_watching());
+    world->mark_time();
+    world->of(victim).announced_signal = SIGTERM;
+    world->of(victim).announce = true;
+    world->expect_all_learn(victim, kPromisedSeconds, "CUDA error: illegal address");
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank != victim) {
+        EXPECT_EQ(world->of(rank).signal, SIGTERM) << rank;
+      }
+    }
   }
 }
 

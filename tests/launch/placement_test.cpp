@@ -41,5 +41,20 @@ TEST(QuotaCpus, Version1) {
   EXPECT_EQ(quota_cpus(system.root()), 1);
 }
 
+DeviceCard sent(DeviceCard card) { return unpack_device_card(pack(card)); }
+
+TEST(SharedDevices, EachRankHasAGpuOfItsOwn) {
+  const DeviceCard cpu = sent({.name = "cpu", .description = ""});
+  const DeviceCard a = sent({.name = "cuda:0", .description = "NVIDIA H200 (GPU-a)"});
+  const DeviceCard b = sent({.name = "cuda:0", .description = "NVIDIA H200 (GPU-b)"});
+  const DeviceCard a_again = sent({.name = "cuda:1", .description = "NVIDIA H200 (GPU-a)"});
+  EXPECT_TRUE(refuse_shared_devices(std::vector{cpu, cpu}).ok());
+  EXPECT_TRUE(refuse_shared_devices(std::vector{a, b}).ok());
+  EXPECT_EQ(refuse_shared_devices(std::vector{a, b, a_again}).message(),
+            "ranks 0 and 2 would share NVIDIA H200 (GPU-a)");
+  EXPECT_EQ(refuse_shared_devices(std::vector{b, cpu}).message(),
+            "rank 0 runs on NVIDIA H200 (GPU-b) and rank 1 on cpu: choose with --device");
+}
+
 }  // namespace
 }  // namespace llm_dist::launch

@@ -23,9 +23,12 @@ using Names = std::set<std::pair<std::string, std::string>>;  // method, path
 class ApiRoutes : public ServerFixture {
  protected:
   http::Response send(const std::string& method, const Json& route, const char* key) {
-    std::string path = route.value("as", route.at("path").get<std::string>());
     http::Headers headers;
     if (key != nullptr) headers.add("Authorization", std::string("Bearer ") + key);
+    return send(method, route, headers);
+  }
+  http::Response send(const std::string& method, const Json& route, const http::Headers& headers) {
+    std::string path = route.value("as", route.at("path").get<std::string>());
     std::string body = route.contains("body") ? route.at("body").dump() : "";
     auto response = http::request(
         {.method = method, .url = server->url() + path, .headers = headers, .body = body}, soon());
@@ -123,6 +126,17 @@ TEST_F(OpenApi, SaysWhichRoutesNeedAKey) {
     EXPECT_EQ(open, !found.at("responses").contains("401")) << route.at("path");
     EXPECT_TRUE(found.at("responses").contains(std::to_string(route.at("right").get<int>())))
         << route.at("path");
+  }
+}
+
+TEST_F(OpenApi, EveryRouteRefusesAPageOfAnotherOrigin) {
+  const Json matrix = read_json("tests/server/routes.json");
+  const http::Headers foreign{{"Origin", "http://evil.example"}};
+  for (const Json& route : matrix.at("routes")) {
+    const std::string method = route.at("method");
+    const http::Response refused = send(method, route, foreign);
+    EXPECT_EQ(refused.status, 403) << route.at("path");
+    check(method, route.at("path"), refused);
   }
 }
 
