@@ -22,7 +22,7 @@ namespace {
 using namespace decodes;
 
 constexpr int kThreads = kDecodeWarps * kWarpSize;
-constexpr int kBytesBesides = 2 << 10;  // of shared memory at most: a block's static ones, and the driver's
+constexpr int kBytesBesides = (1 << 10) + 16;  // of a block's shared memory: the driver's, and static ones
 // What a thread that merges loads at a time: from memory, and of a block's warps, which two threads mostly
 // share.
 constexpr int kSharesAtOnce = 8;
