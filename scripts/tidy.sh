@@ -17,12 +17,20 @@ done
 if $all; then
   mapfile -t files < <(git ls-files -- '*.cpp')
 else
-  base=${LLM_DIST_TIDY_BASE:-$(git rev-parse -q --verify HEAD~10 || git rev-list --max-parents=0 HEAD | tail -n 1)}
-  mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- '*.cpp')
+  base=${LLM_DIST_TIDY_BASE:-$(git rev-parse -q --verify HEAD~10 || true)}
+  if [ -z "$base" ]; then
+    [ "$(git rev-parse --is-shallow-repository)" = false ] ||
+      fail "a shallow clone does not show what differs: git fetch --deepen 10, or LLM_DIST_TIDY_BASE=HEAD to read what is not committed"
+    base=$(git rev-list --max-parents=0 HEAD | tail -n 1)
+  fi
+  # What changed last comes first, for where not all are read.
+  changed=$({ git diff --name-only HEAD -- '*.cpp'; git log --format= --name-only "$base..HEAD" -- '*.cpp'; } | awk '!seen[$0]++')
+  mapfile -t files < <(grep -xFf <(git diff --name-only --diff-filter=d "$base" -- '*.cpp') <<<"$changed")
 fi
 # A file that no build has (CUDA's and NCCL's where their headers are missing) cannot be read: name it.
 declare -A build_of=()
 for build in "${builds[@]}"; do
+  [ -e "$build/compile_commands.json" ] || fail "$build is not configured: compile_commands.json is missing"
   mapfile -t compiled < <(grep -oP '"file": "\K[^"]+' "$build/compile_commands.json" | xargs realpath --relative-to=.)
   for file in "${compiled[@]}"; do build_of[$file]=${build_of[$file]:-$build}; done
 done
@@ -35,7 +43,7 @@ files=("${readable[@]}")
 # A Beast translation unit takes half a minute; half a dozen files a commit is the usual case.
 limit=${LLM_DIST_TIDY_LIMIT:-25}
 if [ ${#files[@]} -gt "$limit" ]; then
-  echo "   ${#files[@]} files differ; reading the first $limit (LLM_DIST_TIDY_LIMIT)"
+  echo "   ${#files[@]} files differ; reading the $limit that changed last (LLM_DIST_TIDY_LIMIT)"
   files=("${files[@]:0:$limit}")
 fi
 [ ${#files[@]} -gt 0 ] || { echo "   no file differs"; exit 0; }

@@ -54,22 +54,26 @@ TEST(Quantize, RoundTripIsWithinHalfAStep) {
     values[static_cast<size_t>(i)] = std::sin(static_cast<float>(i) * 1.7f) * static_cast<float>(1 + i / 32);
   struct Case {
     WeightScheme scheme;
-    double steps;  // of a range [−a, a] in the largest block, a = 3
+    double relative;   // half of a float's last place; of block schemes their f16 scale's
+    double steps = 0;  // of a range [−a, a] in the largest block, a = 3; 0: each value has its own
   };
-  for (Case c : {Case{WeightScheme::kF32, 1e9},
-                 Case{WeightScheme::kF16, 4096},
-                 Case{WeightScheme::kBF16, 512},
-                 Case{WeightScheme::kQ8_0, 254},
-                 Case{WeightScheme::kQ4_0, 16},
-                 Case{WeightScheme::kQ4_1, 15}}) {
+  for (Case c : {Case{WeightScheme::kF32, 0},
+                 Case{WeightScheme::kF16, 0x1p-11},
+                 Case{WeightScheme::kBF16, 0x1p-8},
+                 Case{WeightScheme::kQ8_0, 0x1p-11, 254},
+                 Case{WeightScheme::kQ4_0, 0x1p-11, 16},
+                 Case{WeightScheme::kQ4_1, 0x1p-11, 15}}) {
     std::vector<std::byte> row(static_cast<size_t>(row_bytes(c.scheme, kValues)));
     std::vector<float> back(kValues);
     quantize_row(c.scheme, values.data(), row.data(), kValues);
     dequantize_row(c.scheme, row.data(), back.data(), kValues);
     // q4_0 has no code for +max: the value opposite the extreme errs by a whole step.
-    double tolerance = 6.0 / c.steps * (c.scheme == WeightScheme::kQ4_0 ? 1.0 : 0.51) + 1e-3 * 3;
-    for (size_t i = 0; i < values.size(); ++i)
+    const double half = c.scheme == WeightScheme::kQ4_0 ? 1.0 : 0.5;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double tolerance =
+          c.steps > 0 ? 6.0 / c.steps * half + 3 * c.relative : std::abs(values[i]) * c.relative;
       EXPECT_NEAR(values[i], back[i], tolerance) << to_string(c.scheme) << " " << i;
+    }
   }
 }
 

@@ -98,11 +98,11 @@ class Counting(unittest.TextTestResult):
 
 
 def main():
-    """unittest's, but 77 (ctest's "skipped") when nothing ran."""
+    """unittest's, but 77 (ctest's "skipped") when all was skipped, and 1 when no test has the name that was asked for."""
     runner = unittest.TextTestRunner(verbosity=2, resultclass=Counting)
     result = unittest.main(exit=False, testRunner=runner).result
     nothing_ran = result.skipped and result.passed == 0
-    raise SystemExit(1 if not result.wasSuccessful() else 77 if nothing_ran else 0)
+    raise SystemExit(1 if result.testsRun == 0 or not result.wasSuccessful() else 77 if nothing_ran else 0)
 
 
 def free_port():

@@ -20,7 +20,7 @@ class LlmDist(CMakePackage, CudaPackage):
 
     depends_on("c", type="build")
     depends_on("cxx", type="build")
-    depends_on("cmake@3.24:", type="build")
+    depends_on("cmake@3.25:", type="build")
     depends_on("rust@1.85:", type="build")
     depends_on("boost@1.81:")
     depends_on("cli11@2.1:")
