@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +18,18 @@ Status system_error(const std::string& what) {
   bool full = errno == ENOSPC || errno == EDQUOT;
   std::string message = format("{}: {}", what, std::strerror(errno));
   return full ? resource_exhausted(std::move(message)) : failed_precondition(std::move(message));
+}
+
+bool is_answer(const nlohmann::json& line) {
+  return line.is_object() && line.contains("index") && line["index"].is_number_unsigned();
+}
+
+// Whether a text without a newline is an answer that was being written: whole, or its beginning.
+bool begins_an_answer(const std::string& text) {
+  constexpr std::string_view kBeginning = "{\"";
+  const auto line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!line.is_discarded()) return is_answer(line);
+  return text.substr(0, kBeginning.size()) == kBeginning.substr(0, text.size());
 }
 
 }  // namespace
@@ -41,6 +54,10 @@ Result<BatchOutput> BatchOutput::open(const std::string& path) {
   BatchOutput output;
   output.file_ = comm::Fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_APPEND, 0644));
   if (!output.file_.valid()) return system_error(format("--output-file {}", path));
+  struct stat info{};
+  if (::fstat(output.file_.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    return invalid_argument(format(
+        "--output-file {} is no file that can be read again, as is done to go on where a run ended", path));
   if (::flock(output.file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return failed_precondition(format("--output-file {} is being written by another process", path));
   RETURN_IF_ERROR(output.read_answers(path));
@@ -51,12 +68,17 @@ Status BatchOutput::read_answers(const std::string& path) {
   std::ifstream file(path);
   std::string line;
   off_t whole = 0;
+  auto something_else = [&] {
+    return failed_precondition(format(
+        "--output-file {} holds something else than answers, at byte {}: name another file", path, whole));
+  };
   while (std::getline(file, line)) {
-    if (file.eof()) break;  // no newline: it was being written
-    auto answer = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!answer.is_object() || !answer.contains("index") || !answer["index"].is_number_unsigned())
-      return failed_precondition(format(
-          "--output-file {} holds something else than answers, at byte {}: name another file", path, whole));
+    if (file.eof()) {
+      if (!begins_an_answer(line)) return something_else();
+      break;
+    }
+    const auto answer = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!is_answer(answer)) return something_else();
     answered_.insert(answer["index"].get<size_t>());
     whole += static_cast<off_t>(line.size()) + 1;
   }

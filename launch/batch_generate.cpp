@@ -297,6 +297,9 @@ class Batch {
 
 Result<BatchFiles> open_batch_files(const BatchFlags& flags) {
   RETURN_IF_ERROR(check_writable("--output-file", flags.output_file));
+  std::error_code not_there;
+  if (std::filesystem::equivalent(flags.input_file, flags.output_file, not_there))
+    return invalid_argument(format("--output-file {} is --input-file, too", flags.output_file));
   ASSIGN_OR_RETURN(BatchInput input, BatchInput::open(flags.input_file));
   ASSIGN_OR_RETURN(BatchOutput output, BatchOutput::open(flags.output_file));
   return BatchFiles{.input = std::move(input), .output = std::move(output)};

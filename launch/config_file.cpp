@@ -129,10 +129,13 @@ Result<std::vector<std::string>> with_config_file(CLI::App& program,
   CLI::App* command = chosen_command(program);
   const CLI::Option* config = command->get_option_no_throw("--config");
   if (config == nullptr || config->count() == 0) return arguments;
+  if (config->count() > 1) return invalid_argument("--config is given twice");
   ASSIGN_OR_RETURN(std::vector<std::string> from_file,
                    ConfigArguments(program, *command, config->results().back()).read());
   std::vector<std::string> all = arguments;
   auto behind = std::find(all.begin(), all.end(), command->get_name());
+  // A list takes the words behind it, too: another flag ends it, so that it does not take the model.
+  if (!from_file.empty()) from_file.push_back("--config=" + config->results().back());
   all.insert(behind == all.end() ? behind : behind + 1, from_file.begin(), from_file.end());
   return all;
 }

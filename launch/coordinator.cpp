@@ -39,6 +39,7 @@ Status serve(CoordinatorFlags& flags) {
   ShutdownSignal signal([&] { reread_catalogue(*started, flags.options.catalogue_file); });
   ASSIGN_OR_RETURN(flags.options.api_keys, cluster::accepted_access_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
+  if (flags.options.store_path.empty()) return invalid_argument("--store: a file's name is needed");
   flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
   EndpointFile endpoint(flags.endpoint_file, signal);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
@@ -76,7 +77,8 @@ RunCommand add_coordinator(CLI::App& program) {
   app->add_option("--orphan-seconds",
                   flags->options.orphan_seconds,
                   "Jobs end when no coordinator has come back for so long")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app->add_option("--drain-seconds",
                   flags->options.drain_seconds,
                   "What the open requests of a replica get when it is to end")

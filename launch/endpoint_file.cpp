@@ -1,5 +1,7 @@
 #include "launch/endpoint_file.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,14 +15,28 @@
 namespace llm_dist::launch {
 namespace {
 
+bool is_file(const std::string& path) {
+  std::error_code not_there;
+  return std::filesystem::is_regular_file(path, not_there);
+}
+
 std::string text_of(const std::string& path) {
+  if (!is_file(path)) return "";
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 void remove_file(const std::string& path) {
   std::error_code not_there;
-  if (std::filesystem::is_regular_file(path, not_there)) std::filesystem::remove(path, not_there);
+  if (is_file(path)) std::filesystem::remove(path, not_there);
+}
+
+bool is_address(const std::string& text) { return text.empty() || text.starts_with("http"); }
+
+comm::Fd locked(const std::string& path) {
+  comm::Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.valid() && flock(file.get(), LOCK_EX | LOCK_NB) != 0) file.reset();
+  return file;
 }
 
 // Of the socket that is there now, or empty. Its number alone may be given to the next one.
@@ -34,7 +50,7 @@ std::string identity(const std::string& path) {
 
 EndpointFile::EndpointFile(std::string path, ShutdownSignal& signal)
     : signal_(signal), path_(std::move(path)) {
-  remove_file(path_);
+  if (!path_.empty() && is_address(text_of(path_)) && locked(path_).valid()) remove_file(path_);
   signal_.set_on_exit([this] { remove(); });
 }
 
@@ -49,8 +65,13 @@ Status EndpointFile::write(const std::string& url, const std::string& uds_path) 
   uds_path_ = uds_path;
   socket_ = identity(uds_path);
   if (path_.empty()) return ok_status();
+  if (!is_address(text_of(path_)))
+    return failed_precondition(
+        format("--endpoint-file {} holds something else than a server's address: name another file", path_));
   text_ = url + "\n";
-  return write_whole_file(path_, text_);
+  RETURN_IF_ERROR(write_whole_file(path_, text_));
+  held_ = locked(path_);
+  return ok_status();
 }
 
 void EndpointFile::remove() {

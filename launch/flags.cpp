@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <numeric>
 
 #include "src/engine/graph_cache.h"
@@ -28,16 +30,18 @@ DType automatic_dtype(const checkpoint::Checkpoint& checkpoint, const RankResour
   return checkpoint.config().torch_dtype;
 }
 
+bool read_whole(std::string_view text, int& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
 Result<parallel::Layout> parse_layout(const std::string& text) {
-  size_t cross = text.find_first_of("xX");
-  try {
-    if (cross != std::string::npos) {
-      parallel::Layout layout{.tp = std::stoi(text.substr(0, cross)),
-                              .pp = std::stoi(text.substr(cross + 1))};
-      if (layout.tp > 0 && layout.pp > 0) return layout;
-    }
-  } catch (const std::exception&) {
-    // Falls through to the error below.
+  const size_t cross = text.find_first_of("xX");
+  if (cross != std::string::npos) {
+    parallel::Layout layout;
+    const bool whole = read_whole(std::string_view(text).substr(0, cross), layout.tp) &&
+                       read_whole(std::string_view(text).substr(cross + 1), layout.pp);
+    if (whole && layout.tp > 0 && layout.pp > 0) return layout;
   }
   return invalid_argument(format("--layout {} is neither auto nor TPxPP, for example 2x1", text));
 }
@@ -133,6 +137,8 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
   app.add_option("--config",
                  flags.config_file,
                  "A TOML or INI file with flags, as in: max-model-len = 4096; the command line wins")
+      ->multi_option_policy(
+          CLI::MultiOptionPolicy::TakeLast)  // once more behind what it holds (config_file.cpp)
       ->check(CLI::ExistingFile)
       ->type_name("FILE");
   add_launch_flags(app, flags.launch);
@@ -425,7 +431,9 @@ Status fit_memory(const EngineFlags& flags,
                options.max_model_len,
                one_sequence));
   }
-  int64_t least = plan.fixed_bytes() + (wanted > 0 ? wanted : one_sequence);
+  const int64_t cache = wanted > 0 ? wanted : one_sequence;
+  const int64_t least =
+      plan.fixed_bytes() + std::min(cache, std::numeric_limits<int64_t>::max() - plan.fixed_bytes());
   if (least > usable) {
     const bool never_fits = least > usable_memory(flags, resources.total_memory_bytes);
     return Status(

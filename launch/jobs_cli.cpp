@@ -226,7 +226,10 @@ Status run_jobs(const JobsFlags& flags) {
   if (flags.as_json || !flags.id.empty()) {
     std::printf("%s\n", answer.dump(2).c_str());
   } else {
-    print_table(flags.connection, answer["data"]);
+    const json data = answer.value("data", json::array());
+    if (!data.is_array() || !std::ranges::all_of(data, [](const json& job) { return job.is_object(); }))
+      return data_loss("the answer is no list of jobs: is that a coordinator's URL?");
+    print_table(flags.connection, data);
   }
   return ok_status();
 }
@@ -267,11 +270,18 @@ Status run_logs(const LogsFlags& flags) {
 }
 
 Status run_cancel(const Connection& connection, const std::vector<std::string>& ids) {
+  Status first;  // what is wrong with one keeps none of the others
   for (const std::string& id : ids) {
-    ASSIGN_OR_RETURN(json job, ask_json(connection, "POST", format("/v1/jobs/{}/cancel", id)));
-    std::printf("%s %s\n", id.c_str(), text_of(job, "state").c_str());
+    Result<json> job = ask_json(connection, "POST", format("/v1/jobs/{}/cancel", id));
+    if (job.ok()) {
+      std::printf("%s %s\n", id.c_str(), text_of(*job, "state").c_str());
+    } else if (first.ok()) {
+      first = job.status();
+    } else {
+      std::fprintf(stderr, "llm-dist: %s\n", job.status().message().c_str());
+    }
   }
-  return ok_status();
+  return first;
 }
 
 Status run_top(const Connection& connection, bool once) {

@@ -172,8 +172,7 @@ LoadRun LoadGenerator::run(const std::function<bool(const LoadProgress&)>& on_pr
       arrival_times(bodies_.size(), options_.request_rate, options_.burstiness, options_.seed);
   begin_ = last_end_ = Clock::now();
   for (size_t i = 0; i < times.size(); ++i) {
-    auto after = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(times[i]));
-    client_.call_at(begin_ + after, [this, i] { arrive(i); });
+    client_.call_at(begin_ + duration_of(times[i]), [this, i] { arrive(i); });
   }
   while (!client_.run(Deadline::after(kProgressEvery))) {
     if (on_progress(progress()) || interrupted_) continue;

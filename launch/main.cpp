@@ -1,6 +1,11 @@
 // llm-dist: one program; what it does is its first argument.
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <string>
@@ -45,9 +50,44 @@ int after_the_leader(int code) {
   return code;
 }
 
+// Where a standard stream is closed, the first file that is opened would take its number, and what is printed
+// would go there.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (fcntl(fd, F_GETFD) < 0) (void)open("/dev/null", O_RDWR);
+}
+
+// Words behind a list that has commas are not the list's: the model may stand there.
+void end_lists_with_their_word(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_delimiter() != '\0') option->allow_extra_args(false);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
+    end_lists_with_their_word(*command);
+}
+
+// No check of a range refuses it.
+void refuse_nan(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_type_name().find("FLOAT") == std::string::npos) continue;
+    for (const std::string& word : option->results())
+      if (std::isnan(std::strtod(word.c_str(), nullptr)))
+        throw CLI::ValidationError(option->get_name(), word + " is not a number");
+  }
+  const auto all = [](const CLI::App*) { return true; };  // groups of options among them
+  for (const CLI::App* command : app.get_subcommands(all)) refuse_nan(*command);
+}
+
+// What was printed and did not arrive is no success.
+int after_output(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  if (code == 0) std::perror("llm-dist: standard output");
+  return code == 0 ? 1 : code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_streams();
   llm_dist::launch::bound_thread_waits(argv);
   CLI::App program{
       "Distributed inference of large language models: ranks started by mpirun or Slurm share one model."};
@@ -80,6 +120,7 @@ int main(int argc, char** argv) {
       {"completion", llm_dist::launch::add_completion(program)},
       {"man", llm_dist::launch::add_man(program)},
   };
+  end_lists_with_their_word(program);
   std::vector<std::string> arguments = rewritten_arguments(argc, argv);
   auto all = llm_dist::launch::with_config_file(program, arguments);
   if (!all.ok()) {
@@ -90,13 +131,20 @@ int main(int argc, char** argv) {
   try {
     // CLI11 takes the last one first.
     program.parse(std::vector<std::string>(all->rbegin(), all->rend()));
+    refuse_nan(program);
   } catch (const CLI::ParseError& error) {
     // Every rank reads the same arguments: one of them says what is wrong.
     if (!leads_world()) return after_the_leader(error.get_exit_code());
-    if (error.get_exit_code() == 0) return program.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) return after_output(program.exit(error));  // --help, --version
     std::cerr << llm_dist::launch::flag_error(program, error, arguments);
     return error.get_exit_code();
   }
-  for (const CLI::App* chosen : program.get_subcommands()) return commands.at(chosen->get_name())();
+  try {
+    for (const CLI::App* chosen : program.get_subcommands())
+      return after_output(commands.at(chosen->get_name())());
+  } catch (const std::exception& error) {
+    llm_dist::announce(error.what());
+    return 1;
+  }
   return 2;
 }

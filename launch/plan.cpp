@@ -85,7 +85,14 @@ Result<bool> plan(const PlanFlags& flags) {
   const int64_t usable = usable_memory(flags.engine, memory);
   int64_t blocks = std::numeric_limits<int64_t>::max();
   for (const engine::MemoryPlan& rank_plan : plans) blocks = std::min(blocks, rank_plan.blocks_in(usable));
+  // As fit_memory() has it: a cache of a size that was asked for is that large or not there.
+  const int64_t wanted = flags.engine.memory.kv_cache_memory_bytes;
   bool fits = memory == 0 || blocks >= options.max_blocks_per_sequence();
+  for (const engine::MemoryPlan& rank_plan : plans) {
+    if (wanted > 0 && memory > 0)
+      fits = fits && wanted >= options.max_blocks_per_sequence() * rank_plan.kv_block_bytes &&
+             wanted <= usable - rank_plan.fixed_bytes();
+  }
   if (flags.json) {
     print_json(plans, options, usable);
     return fits;
@@ -107,6 +114,8 @@ Result<bool> plan(const PlanFlags& flags) {
     std::string shortage;
     if (blocks == 0) {
       shortage = "; the model does not fit in this memory";
+    } else if (!fits && blocks >= options.max_blocks_per_sequence()) {
+      shortage = "; --kv-cache-memory-bytes does not fit, or is less than a sequence takes";
     } else if (!fits) {
       shortage = format("; --max-model-len {} does not fit in this memory", options.max_model_len);
     }

@@ -1,14 +1,24 @@
 #include "launch/sampling_flags.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 
 namespace llm_dist::launch {
+
+namespace {
+
+std::string check_share(const std::string& text) {
+  const double share = std::strtod(text.c_str(), nullptr);
+  return share > 0 && share <= 1 ? "" : text + " is not above 0 and at most 1";
+}
+
+}  // namespace
 
 void add_draw_flags(CLI::App& app, DrawFlags& flags) {
   app.add_option("--temperature", flags.temperature, "0: greedy")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--top-p", flags.top_p)->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  app.add_option("--top-p", flags.top_p)->check(check_share)->capture_default_str();
   app.add_option("--top-k", flags.top_k, "0: off")->check(CLI::NonNegativeNumber)->capture_default_str();
 }
 

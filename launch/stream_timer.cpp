@@ -57,7 +57,13 @@ Result<double> StreamTimer::mean_in_graph(int calls, int replays, const std::fun
   return seconds / calls;
 }
 
-double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t upper = values.size() / 2;
+  const size_t lower = (values.size() - 1) / 2;
+  return (values[lower] + values[upper]) / 2;
+}
 
 double quantile(std::vector<double> values, double fraction) {
   if (values.empty()) return 0;

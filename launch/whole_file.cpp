@@ -11,17 +11,24 @@
 
 namespace llm_dist::launch {
 
-Status write_whole_file(const std::string& path, const std::string& text) {
-  std::string part = path + ".part";
+Status write_whole_file(const std::string& named, const std::string& text) {
+  std::error_code error;
+  std::string path = named;
+  if (std::filesystem::is_symlink(path, error))
+    path = std::filesystem::weakly_canonical(path, error).string();
+  // A device or a pipe stays what it is.
+  const bool replaced =
+      !std::filesystem::exists(path, error) || std::filesystem::is_regular_file(path, error);
+  const std::string part = replaced ? path + ".part" : path;
   std::ofstream file(part);
   file << text;
   file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(part, path, error);
+  error.clear();
+  if (file && replaced) std::filesystem::rename(part, path, error);
   if (file && !error) return ok_status();
   std::error_code ignored;
-  std::filesystem::remove(part, ignored);
-  return unavailable(format("{}: {}", path, error ? error.message() : "cannot be written"));
+  if (replaced) std::filesystem::remove(part, ignored);
+  return unavailable(format("{}: {}", named, error ? error.message() : "cannot be written"));
 }
 
 Status check_writable(const std::string& flag, const std::string& path) {

@@ -7,7 +7,8 @@
 
 namespace llm_dist::launch {
 
-// Whole or not at all: who finds `path` reads all of `text`. unavailable when it cannot be written, for
+// Whole or not at all: who finds `path`, or the file that it is a link to, reads all of `text`. A device or a
+// pipe is written to as it is. unavailable when it cannot be written, for
 // example on a full disk; nothing is left then.
 Status write_whole_file(const std::string& path, const std::string& text);
 

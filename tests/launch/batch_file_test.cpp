@@ -1,6 +1,7 @@
 #include "launch/batch_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <iterator>
@@ -63,6 +64,26 @@ TEST_F(BatchFile, AnotherFileIsNotOverwritten) {
   write("dear diary\n");
   EXPECT_EQ(BatchOutput::open(path_).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(content(), "dear diary\n");
+  // Without an end of its line, which an answer that was being written has not either.
+  for (const char* text : {"dear diary", "{\"prompt\":\"x\"}", "[1", "\"index\""}) {
+    write(text);
+    EXPECT_EQ(BatchOutput::open(path_).status().code(), StatusCode::kFailedPrecondition);
+    EXPECT_EQ(content(), text);
+  }
+}
+
+TEST_F(BatchFile, AnswersBeginWithWhateverKeyTheyHave) {
+  for (const char* text : {"{", "{\"", "{\"custom_id\":\"a\",\"err", "{\"index\":7}"}) {
+    write(text);
+    EXPECT_TRUE(BatchOutput::open(path_).ok()) << text;
+    EXPECT_EQ(content(), "");
+  }
+}
+
+TEST_F(BatchFile, WhatCannotBeReadAgainIsRefused) {
+  EXPECT_EQ(BatchOutput::open("/dev/null").status().code(), StatusCode::kInvalidArgument);
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_EQ(BatchOutput::open(path_).status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -182,9 +182,14 @@ TEST(Quantiles, AreValuesThatWereSeen) {
   std::vector<double> values;
   values.reserve(100);
   for (int i = 100; i > 0; --i) values.push_back(i);
-  EXPECT_EQ(median(values), 50);
+  EXPECT_EQ(quantile(values, 0.5), 50);
   EXPECT_EQ(quantile(values, 0.99), 99);
   EXPECT_EQ(quantile(values, 1.0), 100);
+}
+
+TEST(Median, OfAnEvenNumberLiesBetween) {
+  EXPECT_EQ(median({4, 1, 2, 9}), 3);
+  EXPECT_EQ(median({4, 1, 2}), 2);
   EXPECT_EQ(median({3}), 3);
   EXPECT_EQ(median({}), 0);
 }

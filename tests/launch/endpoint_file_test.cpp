@@ -95,6 +95,26 @@ TEST_F(EndpointFileTest, AnothersStays) {
   EXPECT_TRUE(std::filesystem::exists(uds_path_));
 }
 
+TEST_F(EndpointFileTest, AServerThatLivesKeepsItsOwn) {
+  ShutdownSignal signal;
+  EndpointFile of_a(path_, signal);
+  ASSERT_TRUE(of_a.write("http://a").ok());
+  {
+    EndpointFile of_one_that_finds_the_port_taken(path_, signal);
+  }
+  EXPECT_EQ(text(), "http://a");
+}
+
+TEST_F(EndpointFileTest, WhatIsNoAddressIsNotReplaced) {
+  ShutdownSignal signal;
+  put("precious");
+  {
+    EndpointFile file(path_, signal);
+    EXPECT_FALSE(file.write("http://a").ok());
+  }
+  EXPECT_EQ(text(), "precious");
+}
+
 TEST_F(EndpointFileTest, OnceRemovedItIsNotWritten) {
   ShutdownSignal signal;
   EndpointFile file(path_, signal);

@@ -66,6 +66,25 @@ class Help(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stdout, r"^llm-dist \d+\.\d+\.\d+\n$")
 
+    def test_a_full_disk_behind_standard_output_is_no_success(self):
+        for arguments in (["--help"], ["plan", harness.smollm(), "--json"]):
+            with self.subTest(arguments=arguments), open("/dev/full", "w") as full:
+                done = subprocess.run([harness.binary(), *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("No space left", done.stderr)
+
+    def test_a_closed_standard_input_is_an_empty_one(self):
+        script = f"exec {harness.binary()} generate {harness.smollm()} <&-"
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("the prompt is empty", done.stderr)
+
+    def test_what_is_no_number_is_refused(self):
+        for flag in ("--temperature", "--top-p", "--gpu-memory-utilization", "--distributed-timeout-seconds"):
+            done = run(["generate", harness.smollm(), flag, "nan"])
+            self.assertEqual(done.returncode, 105, done.stderr)
+            self.assertIn(flag, done.stderr)
+
     def test_an_unknown_flag_names_the_nearest(self):
         done = run(["generate", "model.gguf", "--tensor-paralel-size", "2"])
         self.assertNotEqual(done.returncode, 0)

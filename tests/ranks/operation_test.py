@@ -245,6 +245,13 @@ class ConfigFile(unittest.TestCase):
         done = self.plan(f"; a comment\n[plan]\nmodel={harness.smollm()}\npp=5\njson=true\n")
         self.assertEqual(json.loads(done.stdout)["pp"], 5, done.stderr)
 
+    def test_a_list_takes_no_model_behind_it(self):
+        for text in ("pp-layer-split = [20, 10]\n", 'served-model-name = ["a", "b"]\n'):
+            command = "plan" if "split" in text else "serve"
+            self.path.write_text(text)
+            done = run([command, harness.smollm(), "--config", self.path, "--block-size", 0])
+            self.assertIn("--block-size", done.stderr)  # and no word of a model that is missing
+
     def test_mistakes_name_the_nearest(self):
         for text, *words in (("max-modle-len = 3\n", "max-modle-len is no flag of plan", "nearest is max-model-len"),
                              ("[plna]\ntp = 2\n", "plna is no command", "nearest is plan"),
