@@ -138,7 +138,12 @@ Result<Measured> measure(const DoctorFlags& flags, RankProcess& process) {
   Measured measured{.launcher = std::string(comm::to_string(info.source)),
                     .rendezvous = process.rendezvous(),
                     .channel = process.channel() == nullptr ? "none" : process.channel()->info().transport};
-  if (process.size() == 1) return measured;
+  if (process.size() == 1) {
+    // A GPU that was asked for has to be there for one rank, too.
+    auto device = choose_device(flags.engine, process.world(), 1);
+    if (!device.ok()) measured.device_error = device.status().message();
+    return measured;
+  }
   RETURN_IF_ERROR(measure_barrier(process.world(), measured));
   RETURN_IF_ERROR(measure_clocks(process.world(), measured));
   auto device = choose_device(flags.engine, process.world(), 1);

@@ -375,6 +375,8 @@ std::vector<Finding> examine(const std::vector<RankFacts>& ranks, const Measured
   per_rank(
       ranks, "model", [&](const RankFacts& rank) { return judge_model(rank, bytes, many_hosts); }, findings);
   per_rank(ranks, "cache", judge_cache, findings);
+  if (!measured.device_error.empty())
+    findings.push_back({Severity::kError, "device", "", measured.device_error, "--device cpu goes without"});
   check_collectives(measured, ranks.size(), findings);
   return findings;
 }

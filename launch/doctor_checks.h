@@ -28,6 +28,7 @@ struct Measured {
   std::vector<double> clock_skew_seconds;  // [size], against rank 0
   double clock_uncertainty_seconds = 0;
   std::string device;                      // "cpu", "cuda"
+  std::string device_error;                // of one rank alone: why it has none
   double all_reduce_small_us = 0;          // 16 KiB over all ranks
   double all_reduce_bytes_per_second = 0;  // 32 MiB: the data of one rank over the time
   std::string all_reduce_error;            // empty: ran, and the sums were right

@@ -45,6 +45,13 @@ __attribute__((format(printf, 1, 2))) std::string line(const char* pattern, ...)
   return std::string(buffer) + "\n";
 }
 
+std::string figure(double value, int decimals) {
+  if (std::isnan(value)) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", decimals, value);
+  return text;
+}
+
 void add_totals(const LoadRun& run, LoadSummary& summary) {
   for (const RequestRecord& record : run.records) {
     if (record.ok()) {
@@ -165,13 +172,13 @@ std::string load_summary_table(const LoadSummary& summary) {
   text += line("\n%-24s %12s %9s %9s %9s %9s", "ms", "mean", "median", "std", "p90", "p99");
   for (const NamedDistribution& named : kDistributions) {
     const Distribution& values = summary.*named.values;
-    text += line("%-24s %12.2f %9.2f %9.2f %9.2f %9.2f",
+    text += line("%-24s %12s %9s %9s %9s %9s",
                  named.title,
-                 values.mean,
-                 values.median,
-                 values.std,
-                 values.p90,
-                 values.p99);
+                 figure(values.mean, 2).c_str(),
+                 figure(values.median, 2).c_str(),
+                 figure(values.std, 2).c_str(),
+                 figure(values.p90, 2).c_str(),
+                 figure(values.p99, 2).c_str());
   }
   return text + load_error_lines(summary);
 }
@@ -190,16 +197,16 @@ std::string load_sweep_head() {
 }
 
 std::string load_sweep_line(const LoadSummary& summary) {
-  return line("%8s %9zu %6zu %10.2f %12.1f %12.1f %11.1f %11.2f %10.2f",
+  return line("%8s %9zu %6zu %10.2f %12.1f %12s %11s %11s %10s",
               rate_text(summary.request_rate).c_str(),
               summary.completed,
               summary.failed,
               summary.request_throughput,
               summary.output_throughput,
-              summary.ttft.median,
-              summary.ttft.p99,
-              summary.tpot.median,
-              summary.tpot.p99);
+              figure(summary.ttft.median, 1).c_str(),
+              figure(summary.ttft.p99, 1).c_str(),
+              figure(summary.tpot.median, 2).c_str(),
+              figure(summary.tpot.p99, 2).c_str());
 }
 
 std::string load_plot_svg(const std::vector<LoadSummary>& sweep, const std::string& title) {
@@ -208,8 +215,8 @@ std::string load_plot_svg(const std::vector<LoadSummary>& sweep, const std::stri
     PlotSeries median{.name = "median", .points = {}};
     PlotSeries p99{.name = "p99", .points = {}};
     for (const LoadSummary& summary : sweep) {
-      if (summary.completed == 0) continue;
       const Distribution& latency = summary.*values;
+      if (std::isnan(latency.median)) continue;
       median.points.push_back(
           {summary.output_throughput, latency.median, rate_text(summary.request_rate) + "/s"});
       p99.points.push_back({summary.output_throughput, latency.p99, ""});

@@ -2,6 +2,7 @@
 // servers' benchmarks know.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -10,14 +11,16 @@
 
 namespace llm_dist::launch {
 
-// In milliseconds; all 0 without values. The deviation is the population's; percentiles are interpolated
-// linearly between the two nearest values.
+// In milliseconds. The deviation is the population's; percentiles are interpolated linearly between the two
+// nearest values. NaN: nothing was measured, "-" in tables and null in JSON.
 struct Distribution {
-  double mean = 0;
-  double median = 0;
-  double std = 0;
-  double p90 = 0;
-  double p99 = 0;
+  double mean = kNotMeasured;
+  double median = kNotMeasured;
+  double std = kNotMeasured;
+  double p90 = kNotMeasured;
+  double p99 = kNotMeasured;
+
+  static constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
 };
 Distribution distribution_of_seconds(std::vector<double> seconds);
 

@@ -181,6 +181,14 @@ TEST(Doctor, WrongSumsAreAnError) {
   EXPECT_EQ(only_trouble(healthy(), what).severity, Severity::kError);
 }
 
+TEST(Doctor, ADeviceThatWasAskedForAndIsNotThereIsAnError) {
+  Measured what = measured();
+  what.device_error = "no GPU is visible to this process";
+  const Finding finding = only_trouble(healthy(), what);
+  EXPECT_EQ(finding.severity, Severity::kError);
+  EXPECT_EQ(finding.check, "device");
+}
+
 TEST(Doctor, IdleNodesMayBeAllowed) {
   std::vector<RankFacts> ranks = healthy();
   ranks[0].idle = "a node";

@@ -232,13 +232,16 @@ TEST(Report, DistributionsAreThoseOfNumpy) {
   EXPECT_NEAR(got.std, 11.180339887, 1e-6);
   EXPECT_NEAR(got.p90, 37, 1e-9);
   EXPECT_NEAR(got.p99, 39.7, 1e-9);
-  EXPECT_EQ(distribution_of_seconds({}).p99, 0);
   EXPECT_EQ(distribution_of_seconds({0.5}).p90, 500);
 }
 
 TEST(Report, HasTheKeysThatUsersKnow) {
   LoadRun run;
-  run.records.push_back({.time_to_first_token = 1, .end_to_end = 2, .prompt_tokens = 3, .output_tokens = 4});
+  run.records.push_back({.time_to_first_token = 1,
+                         .end_to_end = 2,
+                         .between_tokens = {0.5},
+                         .prompt_tokens = 3,
+                         .output_tokens = 4});
   run.seconds = 2;
   json report = json::parse(load_summary_json(summarize(run, kAtOnce)));
   for (const char* key :
@@ -252,6 +255,23 @@ TEST(Report, HasTheKeysThatUsersKnow) {
   EXPECT_NEAR(report["mean_tpot_ms"].get<double>(), 1000.0 / 3, 1e-9);
   EXPECT_EQ(report["request_throughput"], 0.5);
   EXPECT_EQ(report["total_token_throughput"], 3.5);
+}
+
+// Of answers of one token nothing lies between tokens.
+TEST(Report, WhatWasNotMeasuredIsNoZero) {
+  LoadRun run;
+  run.records.push_back({.time_to_first_token = 1, .end_to_end = 1, .prompt_tokens = 3, .output_tokens = 1});
+  run.seconds = 2;
+  const LoadSummary summary = summarize(run, kAtOnce);
+  const json report = json::parse(load_summary_json(summary));
+  EXPECT_EQ(report["mean_ttft_ms"], 1000);
+  for (const char* key : {"mean_tpot_ms", "p99_tpot_ms", "median_itl_ms"})
+    EXPECT_TRUE(report[key].is_null()) << key;
+  EXPECT_NE(load_summary_table(summary).find("time per output token               -         -"),
+            std::string::npos)
+      << load_summary_table(summary);
+  EXPECT_EQ(load_sweep_line(summary).find("nan"), std::string::npos);
+  EXPECT_EQ(load_plot_svg({summary, summary}, "one token").find("nan"), std::string::npos);
 }
 
 TEST(Progress, FillsUp) {
