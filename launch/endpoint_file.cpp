@@ -33,8 +33,9 @@ void remove_file(const std::string& path) {
 
 bool is_address(const std::string& text) { return text.empty() || text.starts_with("http"); }
 
+// Over NFS only who may write may lock.
 comm::Fd locked(const std::string& path) {
-  comm::Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  comm::Fd file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (file.valid() && flock(file.get(), LOCK_EX | LOCK_NB) != 0) file.reset();
   return file;
 }
