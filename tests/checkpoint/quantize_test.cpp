@@ -50,8 +50,10 @@ TEST(Quantize, Q8_0BlockByHand) {
 TEST(Quantize, RoundTripIsWithinHalfAStep) {
   constexpr int64_t kValues = 96;
   std::vector<float> values(kValues);
-  for (int64_t i = 0; i < kValues; ++i)
-    values[static_cast<size_t>(i)] = std::sin(static_cast<float>(i) * 1.7f) * static_cast<float>(1 + i / 32);
+  for (int64_t i = 0; i < kValues; ++i) {
+    const int64_t block = i / 32;
+    values[static_cast<size_t>(i)] = std::sin(static_cast<float>(i) * 1.7f) * static_cast<float>(1 + block);
+  }
   struct Case {
     WeightScheme scheme;
     double relative;   // half of a float's last place; of block schemes their f16 scale's
