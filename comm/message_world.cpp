@@ -103,8 +103,8 @@ class MessageWorld : public World, private NoticeReader {
   std::mutex channel_mutex_;  // channel_ and next_id_
   std::mutex notices_mutex_;  // of those who read notices
   std::unique_ptr<MessageChannel> channel_;
-  std::shared_ptr<void>
-      withdrawn_;  // memory of messages that the channel withdrew: a peer may still write to it
+  // Memory of messages that the channel withdrew: a peer may still write to it.
+  std::shared_ptr<void> withdrawn_;
   int next_id_ = 1;
 };
 

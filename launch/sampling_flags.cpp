@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 namespace llm_dist::launch {
-
 namespace {
 
 std::string check_share(const std::string& text) {

@@ -39,7 +39,7 @@ class StreamTimer {
   device::Stream* stream_ = nullptr;
 };
 
-// 0 of none.
+// Of an even number the mean of the two in the middle; 0 of none.
 double median(std::vector<double> values);
 // The value that a `fraction` of the values does not exceed; 0 of none.
 double quantile(std::vector<double> values, double fraction);
