@@ -100,7 +100,8 @@ RunCommand add_chat(CLI::App& program) {
   CLI::Option* model = app->get_option("model")->required(false);
   model->description("Load this model here: a directory or a .gguf file (without it: a server answers)");
   add_server_flags(*app, flags->server);
-  app->get_option("--base-url")->excludes(model);
+  for (const char* server : {"--base-url", "--host", "--port", "--uds"})
+    app->get_option(server)->excludes(model);
   app->add_option("--model-name", flags->model_name, "Model of the server (default: its first)");
   app->add_option("--system", flags->system_prompt, "The system prompt");
   flags->max_tokens = add_sampling_flags(*app, flags->sampling)

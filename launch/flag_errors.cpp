@@ -82,17 +82,25 @@ std::optional<std::vector<std::string>> between(const std::string& text,
   return parts;
 }
 
-// What stands where a command below `command` would: the first word behind its name that is no flag.
-std::string unknown_command(const CLI::App& command, const std::vector<std::string>& arguments) {
+// What stands where a command below `command` would: the first word behind its name, which may be a flag.
+std::string in_place_of_command(const CLI::App& command, const std::vector<std::string>& arguments) {
   if (names_below(command).empty()) return "";
   auto word = arguments.begin();
   if (command.get_parent() != nullptr) word = std::find(word, arguments.end(), command.get_name());
   if (word != arguments.end() && command.get_parent() != nullptr) ++word;
-  return word == arguments.end() || word->starts_with('-') ? "" : *word;
+  return word == arguments.end() ? "" : *word;
+}
+
+std::string no_command(const CLI::App& command, const std::string& instead) {
+  std::string names;
+  for (const std::string& name : names_below(command)) names += (names.empty() ? "" : ", ") + name;
+  if (instead.empty()) return format("a command is missing: {}", names);
+  if (instead.starts_with('-')) return format("a command is missing in front of {}: {}", instead, names);
+  return format("{} is no command: {}", instead, names);
 }
 
 // CLI11's sentences: its exceptions hold no more than these. Newer ones put a range in brackets.
-std::string in_words(const CLI::App& command, const std::string& unknown, const std::string& said) {
+std::string in_words(const CLI::App& command, const std::string& instead, const std::string& said) {
   if (auto range = between(said, {": Value ", " not in range [", " - ", "]"}))
     return beyond_range(command, *range);
   if (auto range = between(said, {": Value ", " not in range ", " to "}))
@@ -101,10 +109,7 @@ std::string in_words(const CLI::App& command, const std::string& unknown, const 
     return unconverted(command, (*conversion)[1], (*conversion)[2]);
   if (auto missing = between(said, {": ", " required ", "missing"}))
     return format("{}: its value is missing", missing->front());
-  if (said != "A subcommand is required") return said;
-  std::string names;
-  for (const std::string& name : names_below(command)) names += (names.empty() ? "" : ", ") + name;
-  return format("{}: {}", unknown.empty() ? "a command is missing" : unknown + " is no command", names);
+  return said == "A subcommand is required" ? no_command(command, instead) : said;
 }
 
 // What people bring along from where they served before, and is not a typing error.
@@ -119,11 +124,11 @@ constexpr std::string_view kNotServed[] = {"--cpu-offload-gb",
 
 // "Did you mean --tensor-parallel-size?" for each flag that is not known, or for a command that is not.
 std::string suggestions(const CLI::App& command,
-                        const std::string& unknown,
+                        const std::string& instead,
                         const std::vector<std::string>& arguments) {
   std::string lines;
-  if (!unknown.empty()) {
-    std::string best = close_match(unknown, names_below(command));
+  if (!instead.empty() && !instead.starts_with('-')) {
+    std::string best = close_match(instead, names_below(command));
     if (!best.empty()) lines += format("Did you mean {}?\n", best);
   }
   std::vector<std::string> known = known_flags(command);
@@ -146,10 +151,10 @@ std::string flag_error(const CLI::App& program,
                        const CLI::ParseError& error,
                        const std::vector<std::string>& arguments) {
   const CLI::App& command = command_of(program);
-  std::string unknown = unknown_command(command, arguments);
+  std::string instead = in_place_of_command(command, arguments);
   return format("llm-dist: {}\n{}{} --help lists what there is.\n",
-                in_words(command, unknown, error.what()),
-                suggestions(command, unknown, arguments),
+                in_words(command, instead, error.what()),
+                suggestions(command, instead, arguments),
                 full_name(command));
 }
 

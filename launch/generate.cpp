@@ -152,21 +152,22 @@ RunCommand add_generate(CLI::App& program) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* app = program.add_subcommand("generate", "Continue a prompt and stream the text to the terminal");
   add_engine_flags(*app, flags->engine);
-  app->add_option("--prompt", flags->prompt, "The text to continue (- or nothing: standard input)");
+  auto* prompt =
+      app->add_option("--prompt", flags->prompt, "The text to continue (- or nothing: standard input)");
   auto* input = app->add_option("--input-file",
                                 flags->batch.input_file,
                                 "A JSON object a line, with prompt or messages: answer them all");
   auto* output = app->add_option("--output-file",
                                  flags->batch.output_file,
                                  "Where the answers go; lines that it holds are not done again");
-  input->needs(output)->check(CLI::ExistingFile);
+  input->needs(output)->excludes(prompt)->check(CLI::ExistingFile);
   output->needs(input);
   app->add_option("--shutdown-timeout",
                   flags->batch.shutdown_timeout_seconds,
                   "Seconds that running lines get when a signal ends the batch")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template");
+  app->add_flag("--chat", flags->chat, "Put the prompt through the model's chat template")->excludes(input);
   add_sampling_flags(*app, flags->sampling);
   app->add_flag("--ignore-eos", flags->ignore_eos, "Go on to --max-tokens");
   app->footer(

@@ -35,6 +35,9 @@ constexpr size_t kTracedSteps = 1 << 16;
 constexpr size_t kProfiledOps = 1 << 20;
 // Long enough for rank 0 to tell its clients, short enough for everybody to be out within three seconds.
 constexpr auto kFarewell = std::chrono::milliseconds(300);
+// When a rank dies its launcher ends all, and the watch, which takes LivenessOptions::settle to tell who was
+// first, names that rank after the launcher's signal. Open MPI follows it with SIGKILL after a second.
+constexpr auto kNamesBehindASignal = std::chrono::milliseconds(400);
 
 std::string identity(const comm::World& world) {
   const comm::RankInfo& info = world.rank_info();
@@ -320,7 +323,8 @@ void RankProcess::on_peer_failure(comm::RankFailure failure) {
   failure.host.resize(std::min(failure.host.find('/'), failure.host.size()));
   std::string line = comm::format_failure(failure);
   // On a line of its own: a stream of text or a progress bar may stand half written, and not by this rank.
-  if (failure.reporter && failure.signal == 0) announce(line, /*fresh_line=*/true);
+  const bool first = !cause_is_told_.exchange(true);
+  if (first && failure.reporter && failure.signal == 0) announce(line, /*fresh_line=*/true);
   tell_clients(unavailable(line));
   exit_after_failure(failure.signal != 0 ? kSignalExitBase + failure.signal : kFailureExitCode);
 }
@@ -344,6 +348,11 @@ void RankProcess::give_up(const Status& cause) {
 }
 
 void RankProcess::announce_end(const std::string& why, int signal) {
+  if (liveness_ != nullptr) std::this_thread::sleep_for(kNamesBehindASignal);
+  if (cause_is_told_.exchange(true)) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));  // on_peer_failure() ends this process
+    return;
+  }
   announce(why, /*fresh_line=*/true);
   if (liveness_ != nullptr) liveness_->announce_failure(why, signal);
 }

@@ -2,6 +2,7 @@
 // checkpoint, engine.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -71,7 +72,8 @@ class RankProcess {
   [[noreturn]] void give_up(const Status& cause);
   void give_up_from(const Status& cause);  // the same, from a thread that must not block
   // `signal` ends this process when it returns. `why` ("ended by SIGINT") is printed here; the other ranks
-  // end with the signal's code too and take it for no failure.
+  // end with the signal's code too and take it for no failure. A rank's death that is seen shortly before or
+  // after the signal is the cause instead.
   void announce_end(const std::string& why, int signal);
   // Collective: the first failing rank's status, on every rank, so that all leave in order.
   Status agree(const Status& mine);
@@ -116,6 +118,7 @@ class RankProcess {
   // In /dev/shm, of all ranks of this host: when a rank dies, nobody else removes what NCCL put there.
   std::vector<std::string> library_files_;
   bool agreed_on_error_ = false;
+  std::atomic<bool> cause_is_told_ = false;  // why this process ends, by the thread that set it
   std::mutex on_failure_mutex_;
   std::function<void(const Status&)> on_failure_;
 };

@@ -143,9 +143,11 @@ RunCommand add_serve(CLI::App& program) {
   CLI::App* app = program.add_subcommand("serve", "Serve a model over an OpenAI-compatible HTTP API");
   add_engine_flags(*app, flags->engine);
   auto* group = app->add_option_group("Server");
-  group->add_option("--host", flags->server.host, "Address to listen at")->capture_default_str();
-  group->add_option("--port", flags->server.port, "0: any free one")->capture_default_str();
-  group->add_option("--uds", flags->server.uds_path, "A Unix socket instead of host and port");
+  auto* host = group->add_option("--host", flags->server.host, "Address to listen at")->capture_default_str();
+  auto* port = group->add_option("--port", flags->server.port, "0: any free one")->capture_default_str();
+  group->add_option("--uds", flags->server.uds_path, "A Unix socket instead of host and port")
+      ->excludes(host)
+      ->excludes(port);
   group->add_option(
       "--endpoint-file", flags->endpoint_file, "This file holds the URL while the server listens");
   group->add_option(

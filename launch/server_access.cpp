@@ -16,6 +16,12 @@ std::string text_of(const json& object, const char* field) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
+// Some servers send the field with every event, null while all is well.
+bool has_error(const json& reply) {
+  auto found = reply.find("error");
+  return found != reply.end() && !found->is_null();
+}
+
 ServerError error_of(const json& reply) {
   const json& error = reply["error"];
   if (error.is_string()) return {.message = error.get<std::string>()};
@@ -76,7 +82,7 @@ http::ClientRequest request_to(const ServerAccess& server, const std::string& pa
 
 ServerError read_server_error(const http::Response& response) {
   json reply = json::parse(response.body, nullptr, false);
-  if (reply.is_object() && reply.contains("error")) return error_of(reply);
+  if (reply.is_object() && has_error(reply)) return error_of(reply);
   std::string phrase = format("{} {}", response.status, http::reason_phrase(response.status));
   return {.message = response.body.empty() ? phrase : response.body};
 }
@@ -121,7 +127,7 @@ CompletionEvent read_completion_event(std::string_view data) {
   event.done = data == "[DONE]";
   if (event.done) return event;
   json reply = json::parse(data, nullptr, false);
-  event.failed = !reply.is_object() || reply.contains("error");
+  event.failed = !reply.is_object() || has_error(reply);
   if (!reply.is_object()) {
     event.error.message = format("the stream holds what is no JSON object: {}", data.substr(0, 200));
   } else if (event.failed) {

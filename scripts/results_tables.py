@@ -5,9 +5,9 @@ A table stands between `<!-- KIND FILE… -->` and `<!-- end -->`; KIND is `late
 (such files with outputs of one token), `profile` (one file of --profile, then the labels of the steps to show, each
 between quotes) or `effects` (pairs WITHOUT:WITH of an optimisation, of each of which results/effects has one to three
 files: NAME-latency, NAME-prompts and NAME-throughput).
-usage: scripts/results_tables.py [--check]: writes the tables, or fails where one differs. Fails where a file of results
-is named by no document.
+Writes the tables, or fails where one differs. Fails where a file of results is named by no document.
 """
+import argparse
 import json
 import pathlib
 import re
@@ -147,6 +147,9 @@ def unnamed(documents):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail where a table differs")
+    check = parser.parse_args().check
     stale = []
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for document in documents:
@@ -154,11 +157,11 @@ def main():
         if text == document.read_text():
             continue
         stale.append(str(document.relative_to(ROOT)))
-        if "--check" not in sys.argv[1:]:
+        if not check:
             document.write_text(text)
     if lost := unnamed(documents):
         sys.exit(f"no document names these files of docs/results: {', '.join(lost)}")
-    if "--check" in sys.argv[1:] and stale:
+    if check and stale:
         sys.exit(f"tables of results differ from docs/results: run scripts/results_tables.py ({', '.join(stale)})")
     print(f"tables of results: {', '.join(stale) + ' written' if stale else 'as the files say'}")
 

@@ -143,6 +143,15 @@ TEST(Load, EveryWayToFailHasAName) {
   EXPECT_EQ(run.records[0].error_kind, "connection");
 }
 
+TEST(CompletionEvents, AnErrorThatIsNullIsNone) {
+  CompletionEvent event = read_completion_event(R"({"error":null,"choices":[{"index":0,"text":"a"}]})");
+  EXPECT_FALSE(event.failed);
+  EXPECT_EQ(event.text, "a");
+  event = read_completion_event(R"({"error":{"message":"full","code":"queue_full"},"choices":[]})");
+  EXPECT_TRUE(event.failed);
+  EXPECT_EQ(event.error.code, "queue_full");
+}
+
 TEST(Load, AnInterruptionKeepsWhatThereIs) {
   FakeServer server({.first_token = milliseconds(10), .between_tokens = milliseconds(10), .num_tokens = 3});
   // Two at once, then 20 s until the third.

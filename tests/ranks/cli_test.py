@@ -135,6 +135,13 @@ class Help(unittest.TestCase):
                 (["generate", "--max-tokens", "0"], "generate --max-tokens 0: too small"),
                 (["generate", "--temperature", "x"], "generate --temperature x: not a number"),
                 (["bench"], "bench a command is missing: latency, throughput"),
+                (["bench", "--tp", "2"], "bench a command is missing in front of --tp: latency, throughput"),
+                (["serve", "m.gguf", "--uds", "/tmp/s", "--port", "1"], "serve --port excludes --uds"),
+                (["generate", "m.gguf", "--prompt", "x", "--input-file", "/dev/null", "--output-file", "o"],
+                 "generate --prompt excludes --input-file"),
+                (["generate", "m.gguf", "--chat", "--input-file", "/dev/null", "--output-file", "o"],
+                 "generate --input-file excludes --chat"),
+                (["chat", "m.gguf", "--port", "8001"], "chat model excludes --port"),
                 (["bench", "latnecy", "m.gguf"], "bench latnecy is no command: latency, throughput")):
             with self.subTest(arguments=arguments):
                 command, text = said.split(" ", 1)
