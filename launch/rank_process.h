@@ -118,7 +118,7 @@ class RankProcess {
   // In /dev/shm, of all ranks of this host: when a rank dies, nobody else removes what NCCL put there.
   std::vector<std::string> library_files_;
   bool agreed_on_error_ = false;
-  std::atomic<bool> cause_is_told_ = false;  // why this process ends, by the thread that set it
+  std::atomic<bool> cause_is_told_ = false;  // of this process's end: who set it tells it, nobody else
   std::mutex on_failure_mutex_;
   std::function<void(const Status&)> on_failure_;
 };
