@@ -2,11 +2,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdio>
 
 #include "launch/chat_session.h"
 #include "launch/commands.h"
 #include "launch/local_chat.h"
+#include "launch/near_words.h"
 #include "launch/remote_chat.h"
 #include "launch/server_flags.h"
 
@@ -90,6 +93,15 @@ int run(ChatFlags& flags) {
   return in_ranks(flags.engine.launch, [&] { return chat_with_model(flags); });
 }
 
+// Without a model of this process there is nothing that they would be of.
+void leave_to_model(CLI::App& app, CLI::Option* model) {
+  constexpr std::array kOfAnyChat = {"help", "config", "log-level", "log-format"};
+  for (const std::string& flag : known_flags(app)) {
+    CLI::Option* option = app.get_option(flag);
+    if (std::ranges::find(kOfAnyChat, option->get_lnames().front()) == kOfAnyChat.end()) option->needs(model);
+  }
+}
+
 }  // namespace
 
 RunCommand add_chat(CLI::App& program) {
@@ -99,6 +111,7 @@ RunCommand add_chat(CLI::App& program) {
   add_engine_flags(*app, flags->engine);
   CLI::Option* model = app->get_option("model")->required(false);
   model->description("Load this model here: a directory or a .gguf file (without it: a server answers)");
+  leave_to_model(*app, model);
   add_server_flags(*app, flags->server);
   for (const char* server : {"--base-url", "--host", "--port", "--uds"})
     app->get_option(server)->excludes(model);

@@ -82,19 +82,45 @@ ncclResult_t connect_peers(ncclComm_t comm, int size, std::byte* memory, cudaStr
   return ncclGroupEnd();
 }
 
-// Memory that every rank of the group may write to, or null. Every rank calls it.
-std::byte* make_sum_memory(ncclComm_t comm) {
+// Whether every rank of the group says yes. Every rank calls it. word: four bytes of the device.
+Status all_agree(bool mine, bool& agreed, ncclComm_t comm, std::byte* word, cudaStream_t stream) {
+  int32_t answer = mine ? 1 : 0;
+  RETURN_IF_ERROR(cuda_status(cudaMemcpyAsync(word, &answer, sizeof answer, cudaMemcpyHostToDevice, stream),
+                              "an answer to peers"));
+  RETURN_IF_ERROR(nccl_status(ncclAllReduce(word, word, 1, ncclInt32, ncclMin, comm, stream), comm, "NCCL"));
+  RETURN_IF_ERROR(cuda_status(cudaMemcpyAsync(&answer, word, sizeof answer, cudaMemcpyDeviceToHost, stream),
+                              "the peers' answers"));
+  RETURN_IF_ERROR(cuda_status(cudaStreamSynchronize(stream), "the peers' answers"));
+  agreed = answer != 0;
+  return ok_status();
+}
+
+// Memory that every rank of the group may write to; null on all of them where one has none. Every rank calls
+// it. To register memory is to wait for the peers, so they agree before that. word: as all_agree()'s.
+Status make_sum_memory(ncclComm_t comm, std::byte* word, cudaStream_t stream, std::byte*& made) {
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   void* memory = nullptr;
   ncclWindow_t window = nullptr;
-  if (ncclCommWindowRegister == nullptr || ncclMemAlloc(&memory, kSumBytes) != ncclSuccess) return nullptr;
-  if (cudaMemset(memory, 0, kSumBytes) == cudaSuccess &&
-      ncclCommWindowRegister(comm, memory, kSumBytes, &window, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
-      window != nullptr)
-    return static_cast<std::byte*>(memory);
-  (void)ncclMemFree(memory);
+  const bool allocated = ncclCommWindowRegister != nullptr &&
+                         ncclMemAlloc(&memory, kSumBytes) == ncclSuccess &&
+                         cudaMemset(memory, 0, kSumBytes) == cudaSuccess;
+  bool agreed = false;
+  RETURN_IF_ERROR(all_agree(allocated, agreed, comm, word, stream));
+  if (agreed) {
+    const bool registered =
+        ncclCommWindowRegister(comm, memory, kSumBytes, &window, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
+        window != nullptr;
+    RETURN_IF_ERROR(all_agree(registered, agreed, comm, word, stream));
+  }
+  if (agreed) {
+    made = static_cast<std::byte*>(memory);
+  } else if (memory != nullptr && window == nullptr) {  // NCCL keeps what it has registered
+    (void)ncclMemFree(memory);
+  }
+#else
+  (void)comm, (void)word, (void)stream, (void)made;
 #endif
-  return nullptr;
+  return ok_status();
 }
 
 // What the connecting thread and whoever waits for it share: the thread may outlive the wait.
@@ -136,7 +162,8 @@ Status connect_all(const NcclGroup& group, const ncclUniqueId& id, ncclComm_t& c
         connect_peers(comm, group.info.size, static_cast<std::byte*>(memory), stream), comm, "NCCL");
   }
   if (status.ok()) status = cuda_status(cudaStreamSynchronize(stream), "the first collectives");
-  if (status.ok() && group.info.size > 1) sum_memory = make_sum_memory(comm);
+  if (status.ok() && group.info.size > 1)
+    status = make_sum_memory(comm, static_cast<std::byte*>(memory), stream, sum_memory);
   (void)cudaFree(memory);
   (void)cudaStreamDestroy(stream);
   return status;

@@ -23,9 +23,9 @@ using namespace decodes;
 
 constexpr int kThreads = kDecodeWarps * kWarpSize;
 constexpr int kBytesBesides = (1 << 10) + 16;  // of a block's shared memory: the driver's, and static ones
-// What a thread that merges loads at a time: from memory, and of a block's warps, which two threads mostly
-// share.
-constexpr int kSharesAtOnce = 8;
+// What a thread that merges loads at a time, two of which mostly share a piece. From memory: with that many
+// the shares of one long sequence come in two turns, those of two in one. And of a block's warps.
+constexpr int kSharesAtOnce = 13;
 constexpr int kWarpsAtOnce = kDecodeWarps / 2;
 
 // A block's item. The warps of a block take its keys in turns and put their results into shared memory, where
@@ -38,7 +38,7 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
                                    const Kv* v_cache,
                                    RowView<T> out) {
   constexpr int kPieces = kHeadDim / 8;  // of a row
-  constexpr int kWidth = kHeadDim + 2;
+  constexpr int kWidth = partial_floats(kHeadDim);
   extern __shared__ float4 piece_memory[];
   float* results = reinterpret_cast<float*>(piece_memory);  // [kDecodeWarps, pieces, kPieceFloats]
   __shared__ int arrived;
@@ -76,9 +76,7 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
         float* to = results + (warp * pieces + row * kPieces + softmax.piece_of(h)) * kPieceFloats;
         float values[8];
         softmax.dims(t, i, h, values);
-        auto* parts = reinterpret_cast<float4*>(to);
-        parts[0] = make_float4(values[0], values[1], values[2], values[3]);
-        parts[1] = make_float4(values[4], values[5], values[6], values[7]);
+        store_values(values, to);
         *reinterpret_cast<float2*>(to + 8) = make_float2(softmax.max[t][i], softmax.sum[t][i]);
       }
     }
@@ -90,10 +88,7 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
     const float inverse = merged.end.y > 0 ? 1.0f / merged.end.y : 0.0f;
     float values[8];
 #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      values[2 * v] = merged.values[v].x * inverse;
-      values[2 * v + 1] = merged.values[v].y * inverse;
-    }
+    for (int v = 0; v < 8; ++v) values[v] = merged.values[v] * inverse;
     store_vec<8>(values,
                  out.row(rows.query_start + row / args.group) +
                      (kv_head * args.group + row % args.group) * kHeadDim + piece % kPieces * 8);
@@ -105,17 +100,14 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
     return first_partial + split * split_stride + piece / kPieces * kWidth;
   };
   auto result_of = [&](int piece, int from, Piece& loaded) {
-    const auto* at = reinterpret_cast<const float2*>(results + (from * pieces + piece) * kPieceFloats);
-#pragma unroll
-    for (int v = 0; v < 4; ++v) loaded.values[v] = at[v];
-    loaded.end = at[4];
+    const float* at = results + (from * pieces + piece) * kPieceFloats;
+    load_values(at, loaded);
+    loaded.end = *reinterpret_cast<const float2*>(at + 8);
   };
   merge_block<kThreads, kWarpsAtOnce>(pieces, kDecodeWarps, result_of, [&](int piece, const Piece& merged) {
     if (item.num_splits == 1) return write_out(piece, merged);
     float* to = partial_of(item.split, piece);
-    auto* values = reinterpret_cast<float2*>(to + piece % kPieces * 8);
-#pragma unroll
-    for (int v = 0; v < 4; ++v) values[v] = merged.values[v];
+    store_values(merged.values, to + piece % kPieces * 8);
     if (piece % kPieces == 0) *reinterpret_cast<float2*>(to + kHeadDim) = merged.end;
   });
   if (item.num_splits == 1) return;
@@ -126,9 +118,7 @@ __device__ inline void attend_item(const PagedAttentionArgs& args,
   if (threadIdx.x == 0) args.plan.finished[slot] = 0;
   auto share_of = [&](int piece, int split, Piece& loaded) {
     const float* from = partial_of(split, piece);
-    const auto* values = reinterpret_cast<const float2*>(from + piece % kPieces * 8);
-#pragma unroll
-    for (int v = 0; v < 4; ++v) loaded.values[v] = values[v];
+    load_values(from + piece % kPieces * 8, loaded);
     loaded.end = *reinterpret_cast<const float2*>(from + kHeadDim);
   };
   merge_block<kThreads, kSharesAtOnce>(pieces, item.num_splits, share_of, write_out);

@@ -37,11 +37,15 @@ int64_t most_partials(int64_t num_kv_heads) {
 // From so many on sequences are many: not cut where they are about equally long, and in order of their
 // lengths.
 int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
-// Blocks that a processor is to have at a time. Of a few more than one round of three each takes, the second
-// round would be nearly empty; two rounds of two each are full.
+// Blocks that a processor is to have at a time. Of as many as fill one round of two each, a round of three
+// would crowd some processors and leave others nearly empty. Of a few more than one round of three takes, the
+// second round would be nearly empty; two rounds of two each are full.
 int residents_of(int64_t blocks) {
   constexpr int kFewer = kDecodeResidents - 1;
-  return blocks > kTargetBlocks && blocks <= 2 * kFewer * kProcessors ? kFewer : kDecodeResidents;
+  constexpr int64_t kRound = kFewer * kProcessors;
+  const bool one_round = 10 * blocks > 9 * kRound && blocks <= kRound;
+  const bool two_rounds = blocks > kTargetBlocks && blocks <= 2 * kRound;
+  return one_round || two_rounds ? kFewer : kDecodeResidents;
 }
 int64_t most_prompt_items(int64_t num_tokens, int64_t num_sequences, int64_t group, int64_t rows) {
   return ceil_div(num_tokens * group, rows) + std::min(num_sequences, num_tokens);
@@ -106,7 +110,8 @@ Parts parts_of(const OpStateOptions& options) {
       parts.prompt +
       aligned(most_prompt_items(options.max_tokens, options.max_sequences, kMaxDecodeRows, kPromptRows) *
               int64_t{sizeof(PromptItem)});
-  parts.bytes = parts.partial + kMaxPartials * kMaxDecodeRows * (kMaxHeadDim + 2) * int64_t{sizeof(float)};
+  parts.bytes =
+      parts.partial + kMaxPartials * kMaxDecodeRows * partial_floats(kMaxHeadDim) * int64_t{sizeof(float)};
   return parts;
 }
 
@@ -118,7 +123,8 @@ struct PlanArgs {
   int group;
   int decode_rows;
   int prompt_rows;
-  int many;  // many_decodes()
+  int many;    // many_decodes()
+  int places;  // that processors have for blocks at a time
 };
 
 struct SequenceWork {
@@ -229,7 +235,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_attention(PlanArgs args, At
   const int64_t all_keys = block_reduce(keys, AddOp());
   longest = block_reduce(longest, MaxOp());
   decodes = block_reduce(decodes, AddOp());
-  const int blocks = max(1, static_cast<int>(kTargetBlocks) / args.num_kv_heads);
+  const int blocks = max(1, args.places / args.num_kv_heads);
   const int wanted = static_cast<int>((all_keys + blocks - 1) / blocks);
   int granules = max(1, (wanted + kShareGranule - 1) / kShareGranule);
   if (granules > 1 && decodes <= blocks && args.num_sequences <= kPlanThreads)
@@ -331,7 +337,8 @@ cudaError_t launch_attention_plan(const AttentionPlan& plan,
                       .group = params.num_heads / params.num_kv_heads,
                       .decode_rows = plan.decode_rows,
                       .prompt_rows = plan.prompt_rows,
-                      .many = static_cast<int>(many_decodes(params.num_kv_heads))};
+                      .many = static_cast<int>(many_decodes(params.num_kv_heads)),
+                      .places = plan.decode_residents * static_cast<int>(kProcessors)};
   plan_attention<<<1, kPlanThreads, 0, stream>>>(args, plan);
   return cudaGetLastError();
 }

@@ -54,10 +54,13 @@ struct AttentionPlan {
   DecodeItem* decode = nullptr;  // of many sequences those with the longest contexts first
   int32_t* order = nullptr;      // memory for the order of sequences
   PromptItem* prompt = nullptr;  // those that see the most keys first
-  float* partial = nullptr;      // [slots, num_kv_heads, decode_rows, head_dim + 2]
+  float* partial = nullptr;      // [slots, num_kv_heads, decode_rows, partial_floats(head_dim)]
   int32_t* finished = nullptr;   // [slots, num_kv_heads]: splits of a sequence that have written theirs; zero
                                  // between launches
 };
+
+// Of a row's result of a share: its dimensions, its maximum and its sum, in whole 16 bytes.
+constexpr int partial_floats(int head_dim) { return head_dim + 4; }
 
 inline constexpr int kPromptRows = 64;  // of a block
 inline constexpr int kHopperPromptRows = 128;

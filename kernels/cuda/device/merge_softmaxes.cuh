@@ -10,10 +10,28 @@ namespace llm_dist::kernels {
 
 // Eight dimensions of a row's result, and its maximum and sum.
 struct Piece {
-  float2 values[4] = {};
+  float values[8] = {};
   float2 end = {-INFINITY, 0};
 };
 constexpr int kPieceFloats = 12;  // in shared memory: whole 16 bytes
+
+// A piece's eight dimensions from and to memory at a multiple of 16 bytes.
+__device__ inline void load_values(const float* from, Piece& to) {
+#pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const float4 four = reinterpret_cast<const float4*>(from)[v];
+    to.values[4 * v] = four.x;
+    to.values[4 * v + 1] = four.y;
+    to.values[4 * v + 2] = four.z;
+    to.values[4 * v + 3] = four.w;
+  }
+}
+__device__ inline void store_values(const float (&values)[8], float* to) {
+#pragma unroll
+  for (int v = 0; v < 2; ++v)
+    reinterpret_cast<float4*>(to)[v] =
+        make_float4(values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3]);
+}
 
 // How many blocks have come before this one. One thread calls it, behind a barrier of the block: its release
 // covers what the block's other threads wrote before that barrier, so that they need no fences, and its
@@ -34,10 +52,7 @@ __device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
     const float weight = exp2f(other.end.x - base);
     merged.end.y += weight * other.end.y;
 #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      merged.values[v].x += weight * other.values[v].x;
-      merged.values[v].y += weight * other.values[v].y;
-    }
+    for (int v = 0; v < 8; ++v) merged.values[v] += weight * other.values[v];
   };
   // To another maximum. Nothing seen so far: the exponents would be of infinity minus infinity.
   auto rescale = [&](float max) {
@@ -45,10 +60,7 @@ __device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
     const float weight = exp2f(merged.end.x - base);
     merged.end = make_float2(max, merged.end.y * weight);
 #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      merged.values[v].x *= weight;
-      merged.values[v].y *= weight;
-    }
+    for (float& value : merged.values) value *= weight;
     return base;
   };
   for (int begin = static_cast<int>(threadIdx.x) % threads; begin < count; begin += kBatch * threads) {
@@ -65,14 +77,11 @@ __device__ inline Piece merge_pieces(int count, int threads, Load&& load) {
     for (int b = 0; b < kBatch; ++b) add(loaded[b], base);
   }
   for (int distance = 1; distance < threads; distance *= 2) {
-    auto from_other = [distance](float2 mine) {
-      return make_float2(__shfl_xor_sync(0xffffffffu, mine.x, distance),
-                         __shfl_xor_sync(0xffffffffu, mine.y, distance));
-    };
+    auto from_other = [distance](float mine) { return __shfl_xor_sync(0xffffffffu, mine, distance); };
     Piece other;
-    other.end = from_other(merged.end);
+    other.end = make_float2(from_other(merged.end.x), from_other(merged.end.y));
 #pragma unroll
-    for (int v = 0; v < 4; ++v) other.values[v] = from_other(merged.values[v]);
+    for (int v = 0; v < 8; ++v) other.values[v] = from_other(merged.values[v]);
     add(other, rescale(fmaxf(merged.end.x, other.end.x)));
   }
   return merged;
