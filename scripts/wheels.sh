@@ -35,13 +35,24 @@ fetch_wheels() {
 }
 
 # unpack_wheel FOLDER NAME==VERSION [UNWANTED…]: a wheel is a zip archive; UNWANTED are patterns of paths to leave out.
+# Fails where its bytes are not those that scripts/wheels.sha256 names, wherever they came from.
 unpack_wheel() {
   local folder=$1 name=${2%%==*} version=${2##*==}
   shift 2
-  python3 - "$folder" "$wheel_cache" "${name//-/_}-$version-*.whl" "$@" <<'PYTHON'
-import fnmatch, pathlib, sys, zipfile
-folder, cache, pattern, *unwanted = sys.argv[1:]
+  python3 - "$folder" "$repo_dir/scripts/wheels.sha256" "$wheel_cache" "${name//-/_}-$version-*.whl" "$@" <<'PYTHON'
+import fnmatch, hashlib, pathlib, sys, zipfile
+folder, sums, cache, pattern, *unwanted = sys.argv[1:]
+pinned = {name: digest for digest, name in (line.split() for line in open(sums))}
 for wheel in pathlib.Path(cache).glob(pattern):
+    if wheel.name not in pinned:
+        sys.exit(f"{wheel} is none of the wheels in {sums}")
+    digest = hashlib.sha256()
+    with open(wheel, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    if digest.hexdigest() != pinned[wheel.name]:
+        sys.exit(f"{wheel} is not the file that {sums} names: its sha256 is {digest.hexdigest()}, not "
+                 f"{pinned[wheel.name]}.\nDelete it and try again. If it comes back, the registry serves another file.")
     archive = zipfile.ZipFile(wheel)
     wanted = [name for name in archive.namelist() if not any(fnmatch.fnmatch(name, u) for u in unwanted)]
     archive.extractall(folder, wanted)

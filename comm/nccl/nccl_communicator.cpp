@@ -82,6 +82,7 @@ ncclResult_t connect_peers(ncclComm_t comm, int size, std::byte* memory, cudaStr
   return ncclGroupEnd();
 }
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 // Whether every rank of the group says yes. Every rank calls it. word: four bytes of the device.
 Status all_agree(bool mine, bool& agreed, ncclComm_t comm, std::byte* word, cudaStream_t stream) {
   int32_t answer = mine ? 1 : 0;
@@ -98,7 +99,6 @@ Status all_agree(bool mine, bool& agreed, ncclComm_t comm, std::byte* word, cuda
 // Memory that every rank of the group may write to; null on all of them where one has none. Every rank calls
 // it. To register memory is to wait for the peers, so they agree before that. word: as all_agree()'s.
 Status make_sum_memory(ncclComm_t comm, std::byte* word, cudaStream_t stream, std::byte*& made) {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
   void* memory = nullptr;
   ncclWindow_t window = nullptr;
   const bool allocated = ncclCommWindowRegister != nullptr &&
@@ -117,11 +117,11 @@ Status make_sum_memory(ncclComm_t comm, std::byte* word, cudaStream_t stream, st
   } else if (memory != nullptr && window == nullptr) {  // NCCL keeps what it has registered
     (void)ncclMemFree(memory);
   }
-#else
-  (void)comm, (void)word, (void)stream, (void)made;
-#endif
   return ok_status();
 }
+#else
+Status make_sum_memory(ncclComm_t, std::byte*, cudaStream_t, std::byte*&) { return ok_status(); }
+#endif
 
 // What the connecting thread and whoever waits for it share: the thread may outlive the wait.
 struct Connecting {

@@ -1,5 +1,6 @@
-"""What packaging/ holds, as far as it can be checked without the tools that it is for, and scripts/deps.sh's lists."""
+"""What packaging/ holds, as far as it can be checked without the tools that it is for, and what scripts/deps.sh installs."""
 import ast
+import hashlib
 import os
 import pathlib
 import py_compile
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "ranks"))
 import harness  # noqa: E402
@@ -131,6 +133,60 @@ class Distributions(unittest.TestCase):
         ubuntu = self.packages("ID=ubuntu", 'VERSION_ID="24.04"')
         self.assertEqual(debian - ubuntu, {"libboost1.81-dev", "cargo-web", "rustc-web"})
         self.assertEqual(ubuntu - debian, {"libboost1.83-dev", "cargo-1.85", "rustc-1.85"})
+
+
+class Wheels(unittest.TestCase):
+    """A wheel from anywhere is unpacked only if its bytes are those that were pinned."""
+    SCRIPTS = harness.ROOT / "scripts"
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        root = pathlib.Path(folder.name)
+        self.scripts, self.into = root / "scripts", root / "into"
+        self.scripts.mkdir()
+        for script in ("console.sh", "wheels.sh"):
+            shutil.copy(self.SCRIPTS / script, self.scripts)
+        self.wheel = root / "cache/llm-dist/wheels/a_wheel-1.0-py3-none-any.whl"
+        self.wheel.parent.mkdir(parents=True)
+        with zipfile.ZipFile(self.wheel, "w") as archive:
+            archive.writestr("inside", "it")
+        self.pinned = hashlib.sha256(self.wheel.read_bytes()).hexdigest()
+
+    def unpack(self, sums):
+        """What the script says, and the files that it unpacked."""
+        (self.scripts / "wheels.sha256").write_text(sums)
+        done = subprocess.run(
+            ["bash", "-c", f"source {self.scripts}/console.sh; source {self.scripts}/wheels.sh; "
+                           f"unpack_wheel {self.into} a-wheel==1.0; echo done"],
+            env={**os.environ, "XDG_CACHE_HOME": str(self.wheel.parents[2])}, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode == 0, done.stdout == "done\n", done)
+        return done.stderr, [path.name for path in self.into.glob("*")]
+
+    def test_the_pinned_file(self):
+        self.assertEqual(self.unpack(f"{self.pinned}  {self.wheel.name}\n"), ("", ["inside"]))
+
+    def test_another_file_of_its_name(self):
+        with zipfile.ZipFile(self.wheel, "a") as archive:
+            archive.writestr("more", "")
+        said, unpacked = self.unpack(f"{self.pinned}  {self.wheel.name}\n")
+        self.assertIn(f"{self.wheel} is not the file that {self.scripts}/wheels.sha256 names", said)
+        self.assertIn("Delete it and try again", said)
+        self.assertEqual(unpacked, [])
+
+    def test_a_file_of_no_known_name(self):
+        said, unpacked = self.unpack(f"{self.pinned}  a_wheel-1.0-py3-none-manylinux1_x86_64.whl\n")
+        self.assertIn(f"{self.wheel} is none of the wheels in {self.scripts}/wheels.sha256", said)
+        self.assertEqual(unpacked, [])
+
+    def test_every_wheel_that_a_script_names_is_pinned(self):
+        text = "".join((self.SCRIPTS / script).read_text() for script in ("deps.sh", "cuda_wheels.sh"))
+        text = text.replace("$onednn_version", re.search(r"onednn_version=(\S+)", text).group(1))
+        wanted = {f"{name.replace('-', '_')}-{version}" for name, version in re.findall(r"([a-z][\w-]+)==([\d.]+)", text)}
+        pinned = {"-".join(line.split()[1].split("-")[:2])
+                  for line in (self.SCRIPTS / "wheels.sha256").read_text().splitlines()}
+        self.assertEqual(wanted, pinned)
+        self.assertGreaterEqual(len(wanted), 10)
 
 
 if __name__ == "__main__":
