@@ -75,13 +75,20 @@ ops() {
 # Most of a golden's time is NCCL's start, over and over.
 goldens() { shards golden 6 all "$tests/golden/cuda_golden_test"; }
 
+# p2p SIZE SHARDS GPUS: groups of so many ranks, or all of them on one GPU where there are too few.
+p2p() {
+  if [ "$num_gpus" -ge "$1" ]; then
+    shards "p2p-With$1" "$2" "$3" "$tests/comm/comm_p2p_test" --gtest_filter="*With$1*"
+  else
+    shards "p2p-With$1-on-one" 1 1 env LLM_DIST_TEST_RANKS_SHARE_GPU=1 "$tests/comm/comm_p2p_test" --gtest_filter="*With$1*"
+  fi
+}
+
 conformance() {
-  local sizes=()
-  [ "$num_gpus" -ge 2 ] || { echo "   skipped: a group wants two GPUs" && return; }
-  [ "$num_gpus" -lt 3 ] || sizes=(With3)
-  [ "$num_gpus" -lt 4 ] || sizes=(With3 With4)
-  shards p2p-With2 $((num_gpus / 2)) 2 "$tests/comm/comm_p2p_test" --gtest_filter='*With2*'
-  for size in "${sizes[@]}"; do shards "p2p-$size" 1 all "$tests/comm/comm_p2p_test" --gtest_filter="*$size*"; done
+  p2p 2 $((num_gpus / 2)) 2
+  p2p 3 1 all
+  p2p 4 1 all
+  [ "$num_gpus" -ge 2 ] || { echo "   skipped: the others want two GPUs" && return; }
   # Filters know no sets of characters.
   shards p2p-others 1 all "$tests/comm/comm_p2p_test" --gtest_filter='-*With2*:*With3*:*With4*'
   # Memory of another process is opened another way than that of another thread.
