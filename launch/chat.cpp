@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "launch/chat_session.h"
 #include "launch/commands.h"
@@ -93,13 +95,20 @@ int run(ChatFlags& flags) {
   return in_ranks(flags.engine.launch, [&] { return chat_with_model(flags); });
 }
 
-// Without a model of this process there is nothing that they would be of.
-void leave_to_model(CLI::App& app, CLI::Option* model) {
+// Without a model of this process there is nothing that its flags, those of `app` so far, would be of.
+void leave_to_model(CLI::App& app, const CLI::Option* model) {
   constexpr std::array kOfAnyChat = {"help", "config", "log-level", "log-format"};
+  std::vector<const CLI::Option*> of_model;
   for (const std::string& flag : known_flags(app)) {
-    CLI::Option* option = app.get_option(flag);
-    if (std::ranges::find(kOfAnyChat, option->get_lnames().front()) == kOfAnyChat.end()) option->needs(model);
+    const CLI::Option* option = app.get_option(flag);
+    if (std::ranges::find(kOfAnyChat, option->get_lnames().front()) == kOfAnyChat.end())
+      of_model.push_back(option);
   }
+  app.parse_complete_callback([model, of_model] {
+    if (model->count() > 0) return;
+    for (const CLI::Option* option : of_model)
+      if (option->count() > 0) throw CLI::RequiresError(option->get_name(), "MODEL, a model of this process");
+  });
 }
 
 }  // namespace

@@ -142,7 +142,7 @@ class Help(unittest.TestCase):
                 (["generate", "m.gguf", "--chat", "--input-file", "/dev/null", "--output-file", "o"],
                  "generate --input-file excludes --chat"),
                 (["chat", "m.gguf", "--port", "8001"], "chat model excludes --port"),
-                (["chat", "--tp", "2", "--port", "8001"], "chat --tp requires model"),
+                (["chat", "--tp", "2", "--port", "8001"], "chat --tp requires MODEL, a model of this process"),
                 (["bench", "latnecy", "m.gguf"], "bench latnecy is no command: latency, throughput")):
             with self.subTest(arguments=arguments):
                 command, text = said.split(" ", 1)
