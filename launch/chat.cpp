@@ -63,6 +63,7 @@ Result<RemoteChatOptions> remote_options(const ChatFlags& flags, const ServerAcc
 
 int chat_with_server(const ChatFlags& flags) {
   InterruptKey interrupt;
+  if (Status status = apply_log_flags(flags.engine); !status.ok()) return report(nullptr, status);
   auto server = open_access(flags.server);
   if (!server.ok()) return report(nullptr, server.status());
   auto options = remote_options(flags, *server);
@@ -95,7 +96,8 @@ int run(ChatFlags& flags) {
   return in_ranks(flags.engine.launch, [&] { return chat_with_model(flags); });
 }
 
-// Without a model of this process there is nothing that its flags, those of `app` so far, would be of.
+// Without a model of this process there is nothing that its flags, those of `app` so far, would be of. But
+// the flags of a file are for every command.
 void leave_to_model(CLI::App& app, const CLI::Option* model) {
   constexpr std::array kOfAnyChat = {"help", "config", "log-level", "log-format"};
   std::vector<const CLI::Option*> of_model;
@@ -104,8 +106,9 @@ void leave_to_model(CLI::App& app, const CLI::Option* model) {
     if (std::ranges::find(kOfAnyChat, option->get_lnames().front()) == kOfAnyChat.end())
       of_model.push_back(option);
   }
-  app.parse_complete_callback([model, of_model] {
-    if (model->count() > 0) return;
+  const CLI::Option* file = app.get_option("--config");
+  app.parse_complete_callback([model, file, of_model] {
+    if (model->count() > 0 || file->count() > 0) return;
     for (const CLI::Option* option : of_model)
       if (option->count() > 0) throw CLI::RequiresError(option->get_name(), "MODEL, a model of this process");
   });

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "src/base/log_format.h"
 #include "src/engine/graph_cache.h"
 #include "src/engine/memory_plan.h"
 #include "src/model/layout.h"
@@ -47,6 +48,14 @@ Result<parallel::Layout> parse_layout(const std::string& text) {
 }
 
 }  // namespace
+
+Status apply_log_flags(const EngineFlags& flags) {
+  ASSIGN_OR_RETURN(LogLevel level, parse_log_level(flags.log_level));
+  ASSIGN_OR_RETURN(LogFormat format, parse_log_format(flags.log_format));
+  set_log_level(level);
+  set_log_format(format);
+  return ok_status();
+}
 
 Result<DType> parse_dtype(const std::string& flag, const std::string& name) {
   if (name == "float32" || name == "f32" || name == "float") return DType::kF32;

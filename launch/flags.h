@@ -94,6 +94,9 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags);  // all groups
 // What a rank needs to know without a model: device, threads, timeout, log level. Among add_engine_flags'.
 void add_process_flags(CLI::App& app, EngineFlags& flags);
 
+// --log-level and --log-format, from here on.
+Status apply_log_flags(const EngineFlags& flags);
+
 // The element type that users call `name`; `flag` is for the error.
 Result<DType> parse_dtype(const std::string& flag, const std::string& name);
 

@@ -94,10 +94,7 @@ void leave_unless(const Status& status) {
 }  // namespace
 
 Result<std::unique_ptr<RankProcess>> RankProcess::join(const EngineFlags& flags) {
-  ASSIGN_OR_RETURN(LogLevel level, parse_log_level(flags.log_level));
-  set_log_level(level);
-  ASSIGN_OR_RETURN(LogFormat wanted, parse_log_format(flags.log_format));
-  set_log_format(wanted);
+  RETURN_IF_ERROR(apply_log_flags(flags));
   std::unique_ptr<RankProcess> process(new RankProcess());
   RETURN_IF_ERROR(process->connect(flags));
   return process;

@@ -43,7 +43,10 @@ unpack_wheel() {
 import fnmatch, hashlib, pathlib, sys, zipfile
 folder, sums, cache, pattern, *unwanted = sys.argv[1:]
 pinned = {name: digest for digest, name in (line.split() for line in open(sums))}
-for wheel in pathlib.Path(cache).glob(pattern):
+wheels = list(pathlib.Path(cache).glob(pattern))
+if not wheels:
+    sys.exit(f"there is no {pattern} in {cache}")
+for wheel in wheels:
     if wheel.name not in pinned:
         sys.exit(f"{wheel} is none of the wheels in {sums}")
     digest = hashlib.sha256()

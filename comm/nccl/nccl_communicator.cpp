@@ -106,7 +106,7 @@ Status make_sum_memory(ncclComm_t comm, std::byte* word, cudaStream_t stream, st
                          cudaMemset(memory, 0, kSumBytes) == cudaSuccess;
   bool agreed = false;
   RETURN_IF_ERROR(all_agree(allocated, agreed, comm, word, stream));
-  if (agreed) {
+  if (allocated && agreed) {
     const bool registered =
         ncclCommWindowRegister(comm, memory, kSumBytes, &window, NCCL_WIN_COLL_SYMMETRIC) == ncclSuccess &&
         window != nullptr;

@@ -37,9 +37,9 @@ int64_t most_partials(int64_t num_kv_heads) {
 // From so many on sequences are many: not cut where they are about equally long, and in order of their
 // lengths.
 int64_t many_decodes(int64_t num_kv_heads) { return ceil_div(kTargetBlocks / 2, num_kv_heads); }
-// Blocks that a processor is to have at a time. Of as many as fill one round of two each, a round of three
-// would crowd some processors and leave others nearly empty. Of a few more than one round of three takes, the
-// second round would be nearly empty; two rounds of two each are full.
+// Blocks that a processor is to have at a time. Of as many as nearly fill one round of two each, a round of
+// three would crowd some processors and leave others nearly empty. Of a few more than one round of three
+// takes, the second round would be nearly empty; two rounds of two each are full.
 int residents_of(int64_t blocks) {
   constexpr int kFewer = kDecodeResidents - 1;
   constexpr int64_t kRound = kFewer * kProcessors;

@@ -48,7 +48,7 @@ struct AttentionPlan {
   // Blocks of HopperPrompts, each on a processor of its own: all processors, or, beside decodes, so many that
   // both end at about the same time.
   int prompt_blocks = 0;
-  int decode_residents = 0;  // decode blocks that a processor has at a time
+  int decode_residents = 0;  // decode blocks that a processor is to have at a time, with room for them
   int64_t num_decode = 0;    // items, −1 ones included; without prompts at least one, otherwise maybe none
   int64_t num_prompt = 0;    // items
   DecodeItem* decode = nullptr;  // of many sequences those with the longest contexts first

@@ -174,6 +174,12 @@ class Wheels(unittest.TestCase):
         self.assertIn("Delete it and try again", said)
         self.assertEqual(unpacked, [])
 
+    def test_no_file(self):
+        self.wheel.unlink()
+        said, unpacked = self.unpack("")
+        self.assertIn("there is no a_wheel-1.0-*.whl in", said)
+        self.assertEqual(unpacked, [])
+
     def test_a_file_of_no_known_name(self):
         said, unpacked = self.unpack(f"{self.pinned}  a_wheel-1.0-py3-none-manylinux1_x86_64.whl\n")
         self.assertIn(f"{self.wheel} is none of the wheels in {self.scripts}/wheels.sha256", said)

@@ -375,6 +375,7 @@ TEST_F(CudaAttention, ManySequencesFillTheDevice) {
 
 // Many sequences are taken in the order of their lengths: of one length, of any, one much longer than the
 // others, and more than the plan looks at together; with prompts, several queries and no tokens among them.
+// Those that fill one round and two rounds of two blocks a processor, too.
 TEST_F(CudaAttention, ManySequencesOfAnyLengths) {
   auto varied = [](int32_t i) { return 1 + (i * 7919) % 700; };
   Batch queries = decodes(50, [](int32_t i) { return 3 + 61 * i % 400; });
@@ -385,8 +386,10 @@ TEST_F(CudaAttention, ManySequencesOfAnyLengths) {
   Batch mixed = decodes(300, [](int32_t i) { return 40 + i * 31 % 200; });
   for (size_t i : {3, 255, 256, 290}) mixed.queries[i] = 40;
   for (size_t i : {0, 257, 299}) mixed.queries[i] = 0;
-  const Batch batches[] = {decodes(24, varied),
+  const Batch batches[] = {decodes(16, varied),
+                           decodes(24, varied),
                            decodes(25, [](int32_t) { return 64; }),
+                           decodes(30, varied),
                            decodes(48, [](int32_t) { return 128; }),
                            decodes(60, varied),
                            decodes(40, [](int32_t i) { return i == 13 ? 9'000 : 20; }),

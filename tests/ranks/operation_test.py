@@ -272,6 +272,11 @@ class ConfigFile(unittest.TestCase):
         self.assertGreaterEqual(done.returncode, 100)
         self.assertIn("--block-size", done.stderr)
 
+    def test_a_conversation_with_a_server_has_no_use_for_a_models_flags(self):
+        self.path.write_text("tp = 4\nmax-model-len = 512\n")
+        done = run(["chat", "--config", self.path, "--uds", "/no/such/socket"])
+        self.assertIn("cannot connect to /no/such/socket", done.stderr)
+
     def test_one_rank_speaks(self):
         self.path.write_text("tpp = 2\n")
         done = run(["generate", harness.smollm(), "--config", self.path, "--prompt", "x"], np=2)
