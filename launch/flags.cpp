@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "src/base/log.h"
 #include "src/base/log_format.h"
 #include "src/engine/graph_cache.h"
 #include "src/engine/memory_plan.h"

@@ -83,7 +83,8 @@ ncclResult_t connect_peers(ncclComm_t comm, int size, std::byte* memory, cudaStr
 }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-// Whether every rank of the group says yes. Every rank calls it. word: four bytes of the device.
+// Whether every rank of the group says yes, by NCCL itself: nobody here knows the World that comm::agree()
+// asks. Every rank calls it. word: four bytes of the device.
 Status all_agree(bool mine, bool& agreed, ncclComm_t comm, std::byte* word, cudaStream_t stream) {
   int32_t answer = mine ? 1 : 0;
   RETURN_IF_ERROR(cuda_status(cudaMemcpyAsync(word, &answer, sizeof answer, cudaMemcpyHostToDevice, stream),
