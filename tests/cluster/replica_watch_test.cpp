@@ -80,7 +80,7 @@ TEST(ReplicaWatch, OneFailedProbeCountsFromItselfAndNotForLong) {
     longest_us = std::max(longest_us, watch->failing_us(replica.url()));
     return replica.num_probes >= 4;
   }));
-  EXPECT_LT(longest_us, 100'000) << "a round with the other takes a second";
+  EXPECT_LT(longest_us, 500'000) << "a round with the other takes a second";
 }
 
 TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
