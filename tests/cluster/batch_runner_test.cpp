@@ -100,7 +100,7 @@ TEST_F(BatchRunnerTest, AnItemsOwnFailureIsTriedThreeTimes) {
 }
 
 TEST_F(BatchRunnerTest, AnItemWithoutAnAnswerInTimeFails) {
-  options_.item_timeout = std::chrono::milliseconds(500);
+  options_.item_timeout = std::chrono::milliseconds(1500);
   restart();
   machine_.behaviour = counting([](FakeReplica&, const std::string& prompt) {
     return prompt == "p1" ? std::nullopt : std::optional(answer(prompt));

@@ -24,7 +24,7 @@ from replicas_test import MODEL, Cluster  # noqa: E402
 
 FULL = bool(os.environ.get("LLM_DIST_FULL"))
 ITEMS, FAULTS = (2000, 30) if FULL else (48, 3)
-MOST_TOKENS = 8 if FULL else 32  # so that few items, too, last until all replicas are there
+MOST_TOKENS = 8 if FULL else 128  # so that few items, too, last until all replicas are there
 SEED = int(os.environ.get("LLM_DIST_SEED", "3"))
 TP = int(os.environ.get("LLM_DIST_TP", "1"))
 REPLICAS = 2

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -76,6 +77,11 @@ class WatchedWorld {
   void signal_rank(int rank, int signal) {
     signalled_ns_ = now_ns();
     ::kill(pids_[static_cast<size_t>(rank)], signal);
+  }
+  // Until its process has ended; it is reaped by `end`.
+  void wait_dead(int rank) {
+    siginfo_t info;
+    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(pid(rank)), &info, WEXITED | WNOWAIT), 0);
   }
   Experience& of(int rank) { return experiences_[rank]; }
   pid_t pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
@@ -260,7 +266,8 @@ TEST_P(LivenessTest, DeathOutweighsTheComplaintsItCauses) {
     world.of(1).announce = true;
     std::this_thread::sleep_for(10ms);
     world.signal_rank(3, SIGKILL);
-    if (Clock::now() - begin > LivenessOptions().settle / 2) continue;  // this thread was held up itself
+    world.wait_dead(3);
+    if (Clock::now() - begin > LivenessOptions().settle / 2) continue;  // this thread or the rank was held up
     ASSERT_TRUE(WatchedWorld::wait_for([&] { return world.of(0).calls > 0 && world.of(2).calls > 0; }));
     EXPECT_EQ(world.of(0).failed, 3);
     EXPECT_EQ(world.of(2).failed, 3);

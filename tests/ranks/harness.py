@@ -105,16 +105,23 @@ def main():
     raise SystemExit(1 if result.testsRun == 0 or not result.wasSuccessful() else 77 if nothing_ran else 0)
 
 
-def free_port():
-    """A port that nobody listens at. The kernel gives it to nobody by itself, in the time until it is used."""
-    for port in random.sample(range(16000, 32000), 100):
+def free_ports(count):
+    """Ports that nobody listens at. The kernel gives them to nobody by itself, in the time until they are used."""
+    found = []
+    for port in random.sample(range(16000, 32000), 100 + count):
         with socket.socket() as one:
             try:
                 one.bind(("127.0.0.1", port))
-                return port
+                found.append(port)
             except OSError:
                 pass
+        if len(found) == count:
+            return found
     raise AssertionError("no port is free")
+
+
+def free_port():
+    return free_ports(1)[0]
 
 
 # --- processes ---

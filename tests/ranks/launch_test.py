@@ -133,6 +133,7 @@ class Serving(unittest.TestCase):
                            {"Content-Type": "application/json"})
         self.assertTrue(connection.getresponse().readline().startswith(b"data: "))
         os.killpg(self.launcher.pid, signal.SIGINT)
+        harness.wait_until(lambda: "draining" in self.log.read_text(), 60, "it drains")
         time.sleep(1.2)  # within a second it would be the same signal, delivered twice
         self.assertIsNone(self.launcher.poll(), self.log.read_text())
         os.killpg(self.launcher.pid, signal.SIGINT)

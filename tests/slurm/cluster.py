@@ -6,10 +6,11 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
+
+import harness
 
 
 def needs_slurm():
@@ -19,16 +20,6 @@ def needs_slurm():
     for program in ("slurmctld", "slurmd", "munged", "srun"):
         if shutil.which(program, path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
             raise AssertionError(f"{program} is not installed: scripts/deps.sh --test")
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 CONFIGURATION = """
@@ -72,7 +63,7 @@ class Cluster:
         self.dir.chmod(0o755)
         self.processes = {}
         self.names = [f"n{i + 1}" for i in range(nodes)]
-        control_port, *node_ports = free_ports(nodes + 1)
+        control_port, *node_ports = harness.free_ports(nodes + 1)
         lines = [f"NodeName={name} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "
                  f"RealMemory=1000 State=UNKNOWN" for name, port in zip(self.names, node_ports)]
         self.conf = self.dir / "slurm.conf"
