@@ -401,7 +401,7 @@ class Interrupt(unittest.TestCase):
         with harness.Server(2, harness.smollm(), [*SMALL, "--shutdown-timeout", 60]) as server:
             server.wait_ready()
             ranks = server.wait_ranks()
-            stream = server.stream("/v1/completions", {"model": "m", "prompt": "Once upon a time", "max_tokens": 40,
+            stream = server.stream("/v1/completions", {"model": "m", "prompt": "Once upon a time", "max_tokens": 200,
                                                        "ignore_eos": True, "temperature": 0})
             self.assertTrue(stream.started.wait(60))
             os.kill(ranks[0], signal.SIGTERM)

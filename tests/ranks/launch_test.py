@@ -4,9 +4,11 @@ import http.client
 import json
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 import urllib.parse
@@ -73,6 +75,11 @@ class OneHost(unittest.TestCase):
                 self.assertIn(words, done.stderr)
 
 
+def on_its_terminal():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does: it would end the ranks of a killed launcher
+
+
 class Serving(unittest.TestCase):
     def setUp(self):
         harness.smollm()
@@ -81,11 +88,13 @@ class Serving(unittest.TestCase):
         self.dir = pathlib.Path(folder.name)
         self.log = self.dir / "log"
         self.url_file = self.dir / "url"
-        with open(self.log, "wb") as log:
+        self.terminal, its_end = pty.openpty()
+        self.addCleanup(os.close, self.terminal)
+        with open(self.log, "wb") as log, open(its_end) as stdin:
             self.launcher = subprocess.Popen(
                 [binary(), "serve", harness.smollm(), "--port", "0", "--endpoint-file", str(self.url_file), "--served-model-name", "m",
-                 *map(str, SMALL), "--nproc-per-node", "2", "--tp", "2"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True)
+                 *map(str, SMALL), "--nproc-per-node", "2", "--tp", "2"], stdin=stdin, stdout=log, stderr=log,
+                start_new_session=True, preexec_fn=on_its_terminal)
         self.addCleanup(self.end)
         harness.wait_until(lambda: self.launcher.poll() is not None or self.url_file.exists(), harness.STARTUP_S, "it listens")
         self.assertTrue(self.url_file.exists(), self.log.read_text())
@@ -110,6 +119,19 @@ class Serving(unittest.TestCase):
         finally:
             connection.close()
 
+    def stream(self, body):
+        """The response to a request once its first token has come."""
+        connection = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=60)
+        self.addCleanup(connection.close)
+        connection.request("POST", "/v1/completions", json.dumps({"model": "m", "ignore_eos": True, "stream": True, **body}),
+                           {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        self.assertTrue(response.readline().startswith(b"data: "))
+        return response
+
+    def press_control_c(self):
+        os.write(self.terminal, b"\x03")  # to the launcher and its ranks, from the kernel
+
     def gone(self, limit_s):
         return all(exit_.within(limit_s) for exit_ in self.exits)
 
@@ -120,23 +142,20 @@ class Serving(unittest.TestCase):
         self.assertIn("draining", self.log.read_text())
 
     def test_control_c_of_a_terminal_drains_once(self):
-        # The terminal signals the whole process group.
-        os.killpg(self.launcher.pid, signal.SIGINT)
+        response = self.stream({"prompt": "Once", "max_tokens": 100})
+        self.press_control_c()
+        self.assertIn(b'"finish_reason":"length"', response.read())
         self.assertEqual(self.launcher.wait(30), 0, self.log.read_text())
         self.assertTrue(self.gone(0))
+        self.assertEqual(self.log.read_text().count("draining"), 1, self.log.read_text())
 
     def test_a_second_control_c_ends_at_once_and_says_so(self):
-        connection = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=60)
-        self.addCleanup(connection.close)
-        connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": ["Once"] * 16, "max_tokens": 500,
-                                                                  "ignore_eos": True, "stream": True}),
-                           {"Content-Type": "application/json"})
-        self.assertTrue(connection.getresponse().readline().startswith(b"data: "))
-        os.killpg(self.launcher.pid, signal.SIGINT)
+        self.stream({"prompt": ["Once"] * 16, "max_tokens": 500})
+        self.press_control_c()
         harness.wait_until(lambda: "draining" in self.log.read_text(), 60, "it drains")
         time.sleep(1.2)  # within a second it would be the same signal, delivered twice
         self.assertIsNone(self.launcher.poll(), self.log.read_text())
-        os.killpg(self.launcher.pid, signal.SIGINT)
+        self.press_control_c()
         self.assertEqual(self.launcher.wait(10), 130, self.log.read_text())
         self.assertTrue(self.gone(3))
         self.assertEqual(our_lines(self.log.read_text()), ["llm-dist: ended by a second SIGINT"])
