@@ -96,8 +96,8 @@ class WithServer(unittest.TestCase):
                 for latency in LATENCIES:
                     for statistic in STATISTICS:
                         self.assertGreaterEqual(report[f"{statistic}_{latency}_ms"], 0)
-                    if latency != "itl":  # tokens that are read together have no time between them
-                        self.assertGreater(report[f"median_{latency}_ms"], 0)
+                    # Tokens that are read together have no time between them: the median may be 0.
+                    self.assertGreater(report[f"mean_{latency}_ms"], 0)
                 self.assertAlmostEqual(report["output_throughput"], 30 / report["duration_seconds"], places=6)
                 self.assertAlmostEqual(report["request_throughput"], 5 / report["duration_seconds"], places=6)
                 self.assertIn("time to first token", done.stdout)

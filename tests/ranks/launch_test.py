@@ -111,23 +111,24 @@ class Serving(unittest.TestCase):
             pass
         self.launcher.wait(10)
 
+    def connect(self, timeout=10):
+        return http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=timeout)
+
     def status(self, path):
-        connection = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=10)
+        connection = self.connect()
         try:
             connection.request("GET", path)
             return connection.getresponse().status
         finally:
             connection.close()
 
-    def stream(self, body):
-        """The response to a request once its first token has come."""
-        connection = http.client.HTTPConnection(self.url.hostname, self.url.port, timeout=60)
-        self.addCleanup(connection.close)
-        connection.request("POST", "/v1/completions", json.dumps({"model": "m", "ignore_eos": True, "stream": True, **body}),
-                           {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        self.assertTrue(response.readline().startswith(b"data: "))
-        return response
+    def stream(self, prompt, max_tokens):
+        """A request whose first token has come."""
+        stream = harness.Stream(self, "/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": max_tokens,
+                                                          "ignore_eos": True})
+        self.assertTrue(stream.started.wait(60))
+        self.assertEqual((stream.status, stream.failure), (200, None))
+        return stream
 
     def press_control_c(self):
         os.write(self.terminal, b"\x03")  # to the launcher and its ranks, from the kernel
@@ -142,15 +143,15 @@ class Serving(unittest.TestCase):
         self.assertIn("draining", self.log.read_text())
 
     def test_control_c_of_a_terminal_drains_once(self):
-        response = self.stream({"prompt": "Once", "max_tokens": 100})
+        stream = self.stream("Once", 100)
         self.press_control_c()
-        self.assertIn(b'"finish_reason":"length"', response.read())
+        self.assertEqual(stream.wait(60).finish_reason(), "length")
         self.assertEqual(self.launcher.wait(30), 0, self.log.read_text())
         self.assertTrue(self.gone(0))
         self.assertEqual(self.log.read_text().count("draining"), 1, self.log.read_text())
 
     def test_a_second_control_c_ends_at_once_and_says_so(self):
-        self.stream({"prompt": ["Once"] * 16, "max_tokens": 500})
+        self.stream(["Once"] * 16, 500)
         self.press_control_c()
         harness.wait_until(lambda: "draining" in self.log.read_text(), 60, "it drains")
         time.sleep(1.2)  # within a second it would be the same signal, delivered twice
