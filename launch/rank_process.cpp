@@ -390,6 +390,12 @@ int end(RankProcess& process, Status status, ShutdownSignal* signal) {
   return code;
 }
 
+void end_at_once(RankProcess& process, Status status, ShutdownSignal* signal) {
+  const int code = end(process, std::move(status), signal);
+  flush_log();
+  _exit(code);
+}
+
 int report(const RankProcess* process, const Status& status) {
   if (status.ok()) return 0;
   if (process == nullptr || process->leads()) announce(status.message());

@@ -128,6 +128,9 @@ class RankProcess {
 // are written.
 int end(RankProcess& process, Status status, ShutdownSignal* signal = nullptr);
 
+// The same, and the process ends without a destructor: for who has a thread that goes on.
+[[noreturn]] void end_at_once(RankProcess& process, Status status, ShutdownSignal* signal);
+
 // Turns a Status into the process's exit code, printing it once for the world. kRefusedExitCode where flags
 // or files are wrong and all ranks know it, before anything runs; 1 for what may be otherwise another time.
 int report(const RankProcess* process, const Status& status);

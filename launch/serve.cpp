@@ -57,6 +57,7 @@ server::ModelInfo model_info(const ServeFlags& flags, RankProcess& process, cons
 Status serve_requests(const ServeFlags& flags,
                       RankProcess& process,
                       server::ApiServer& api,
+                      EndpointFile& endpoint,
                       ShutdownSignal& signal) {
   const TextModel text = process.take_text();
   auto engine = engine::Engine::start(process.engine(),
@@ -79,6 +80,11 @@ Status serve_requests(const ServeFlags& flags,
   Status ended = api.end(Deadline::after_seconds(flags.shutdown_timeout_seconds));
   if (!ended.ok()) log_warning("{}", ended.message());
   engine->stop();
+  if (!api.ended()) {
+    endpoint.remove();
+    process.set_on_failure({});
+    end_at_once(process, ok_status(), &signal);
+  }
   return ok_status();
 }
 
@@ -105,7 +111,7 @@ Status load_and_serve(const ServeFlags& flags,
     if (!closed.ok()) log_debug("{}", closed.message());
   });
   RETURN_IF_ERROR(process.load_with_text(flags.engine));
-  return serve_requests(flags, process, api, signal);
+  return serve_requests(flags, process, api, endpoint, signal);
 }
 
 Status lead(ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {

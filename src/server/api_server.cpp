@@ -21,6 +21,7 @@ constexpr int kRetrySoonSeconds = 1;
 constexpr int kRetryLaterSeconds = 5;
 constexpr double kFailSeconds = 1;
 constexpr double kAnswersSeconds = 1;
+constexpr double kIdleThreadsSeconds = 0.2;
 // Of a body that nothing takes.
 constexpr uint64_t kMaxUnusedBodyBytes = 16 << 10;
 
@@ -96,6 +97,7 @@ class ApiServer::Impl {
   std::atomic<bool> draining{false};
   std::atomic<bool> drain_asked{false};
   std::atomic<bool> failed{false};
+  std::atomic<bool> texts_ended{true};
   enum class Phase : uint8_t { kOpen, kClosing, kClosed };
   std::mutex mutex;
   std::condition_variable closed;
@@ -306,7 +308,10 @@ void ApiServer::Impl::leave_shutdown() {
 
 ApiServer::ApiServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-ApiServer::~ApiServer() { Status ignored = shutdown(Deadline::after_seconds(0)); }
+ApiServer::~ApiServer() {
+  Status ignored = shutdown(Deadline::after_seconds(0));
+  impl_->pipe.reset();  // before what its threads answer by
+}
 
 Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options) {
   RETURN_IF_ERROR(check_exposure(options));
@@ -398,10 +403,14 @@ Status ApiServer::shutdown(Deadline deadline) {
   Status closed = impl_->http->shutdown(deadline);
   if (status.ok()) status = closed;
   if (impl_->watch) impl_->watch->stop();
-  if (impl_->pipe) impl_->pipe->stop();
+  // A moment is enough for threads that have nothing to do.
+  const TimePoint moment = Deadline::after_seconds(kIdleThreadsSeconds).when();
+  if (impl_->pipe) impl_->texts_ended = impl_->pipe->stop(Deadline::at(std::max(deadline.when(), moment)));
   impl_->leave_shutdown();
   return status;
 }
+
+bool ApiServer::ended() const { return impl_->texts_ended; }
 
 Status ApiServer::end(Deadline deadline) {
   Status drained = drain(deadline);

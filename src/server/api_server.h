@@ -27,7 +27,7 @@ class ApiServer {
   // Listens when it returns, in the state "loading". invalid_argument: unusable options, a bind beyond this
   // machine without a key among them; failed_precondition: the address is taken.
   static Result<std::unique_ptr<ApiServer>> start(const ServerOptions& options);
-  // shutdown() without waiting.
+  // shutdown() without waiting for anything but texts that are being tokenized.
   ~ApiServer();
 
   uint16_t port() const;    // 0 on a Unix socket
@@ -37,7 +37,7 @@ class ApiServer {
   std::vector<Route> routes() const;
 
   // The model is ready: requests are served from here on. Once. All three outlive this object, or its
-  // shutdown(). `chat_template`: null when the model has none (chat requests are then refused).
+  // shutdown() where ended(). `chat_template`: null when the model has none (chat requests are then refused).
   void attach(EnginePort& engine,
               const text::Tokenizer& tokenizer,
               const text::ChatTemplate* chat_template,
@@ -61,9 +61,12 @@ class ApiServer {
   void set_on_hung(std::function<void(const Status&)> callback);
 
   // Closes the socket, waits for open responses to leave, cuts off the rest at the deadline. Nothing calls
-  // the engine, the tokenizer or a callback afterwards. Any thread that may wait; several may at once. Not
-  // from on_drain.
+  // the engine or a callback afterwards, and nothing the tokenizer where ended(). Any thread that may wait;
+  // several may at once. Not from on_drain.
   Status shutdown(Deadline deadline);
+  // After shutdown(). False where a text was still being tokenized when its deadline passed: this object's
+  // end would wait for that, which can take long, so a process in a hurry ends without it.
+  bool ended() const;
   // drain(), then shutdown(): answers have until the deadline to reach who reads them slowly, too, and a
   // second when it has passed.
   Status end(Deadline deadline);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
 
 #include "src/base/fnv1a.h"
 #include "src/base/log_format.h"
@@ -17,6 +18,8 @@ namespace {
 // Tokens of each sequence that may wait for the stream thread: seconds of a stall at any speed seen so far.
 constexpr int64_t kTokensWaitingPerSequence = 256;
 constexpr int64_t kMinQueueCapacity = 4096;
+// Tokenizers read 1 to 2 MB/s: shorter bodies take a text thread for at most a quarter of a second.
+constexpr size_t kLongBodyBytes = 256 << 10;
 
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -32,32 +35,52 @@ Pipeline::Pipeline(const ServerOptions& options, EnginePort& engine, ServedModel
       metrics_(metrics),
       created_unix_s_(unix_seconds()),
       jobs_(options.max_unparsed_requests),
+      long_jobs_(options.max_unparsed_requests),
       pump_(static_cast<size_t>(
           std::max(kMinQueueCapacity, model_.info.max_num_seqs * kTokensWaitingPerSequence))) {
   if (model_.info.system_fingerprint.empty()) {
     model_.info.system_fingerprint = "fp_" + hex(fnv1a(options.version + model_.info.served_names.front()));
   }
-  for (int i = 0; i < options.num_text_threads; ++i) {
-    text_threads_.emplace_back([this] { run(); });
-    pthread_setname_np(text_threads_.back().native_handle(), "text");
-  }
+  for (int i = 0; i < options.num_text_threads; ++i) start_text_thread(jobs_, "text");
+  start_text_thread(long_jobs_, "long text");
 }
 
-Pipeline::~Pipeline() { stop(); }
+Pipeline::~Pipeline() {
+  stop(Deadline::after_seconds(0));
+  for (std::thread& thread : text_threads_) thread.join();
+}
 
-void Pipeline::stop() {
+void Pipeline::start_text_thread(BoundedQueue<Job>& jobs, const char* name) {
+  {
+    std::lock_guard lock(mutex_);
+    ++num_running_;
+  }
+  text_threads_.emplace_back([this, &jobs] { run(jobs); });
+  pthread_setname_np(text_threads_.back().native_handle(), name);
+}
+
+bool Pipeline::enqueue(Job& job) {
+  return (job.body.size() < kLongBodyBytes ? jobs_ : long_jobs_).try_push(job);
+}
+
+bool Pipeline::stop(Deadline deadline) {
   jobs_.close();
-  for (std::thread& thread : text_threads_) {
-    if (thread.joinable()) thread.join();
-  }
+  long_jobs_.close();
+  std::unique_lock lock(mutex_);
+  const bool ended = text_thread_ended_.wait_until(lock, deadline.when(), [&] { return num_running_ == 0; });
+  lock.unlock();
   pump_.stop();
+  return ended;
 }
 
-void Pipeline::run() {
+void Pipeline::run(BoundedQueue<Job>& jobs) {
   constexpr double kWakeSeconds = 60;
-  while (!jobs_.closed()) {
-    if (auto job = jobs_.pop(Deadline::after_seconds(kWakeSeconds))) answer(*job);
+  while (!jobs.closed()) {
+    if (auto job = jobs.pop(Deadline::after_seconds(kWakeSeconds))) answer(*job);
   }
+  std::lock_guard lock(mutex_);
+  --num_running_;
+  text_thread_ended_.notify_all();
 }
 
 void Pipeline::answer(Job& job) {
@@ -131,18 +154,12 @@ std::optional<ApiError> Pipeline::tokenize(Job& job) {
     if (auto error = tokenize_chat(model_, *spec.chat, spec.add_special_tokens.value_or(false), ids))
       return error;
   } else {
-    auto encoded = model_.tokenizer->encode(*spec.prompt,
-                                            {.add_special_tokens = spec.add_special_tokens.value_or(true)});
-    if (!encoded.ok()) return ApiError{.message = encoded.status().message(), .param = "prompt"};
-    ids = std::move(*encoded);
+    if (auto error = tokenize_text(model_, *spec.prompt, spec.add_special_tokens.value_or(true), ids))
+      return error;
   }
-  std::vector<std::string> spellings;
-  if (spec.return_token_strs) {
-    spellings.reserve(ids.size());
-    for (int32_t id : ids) spellings.push_back(model_.tokenizer->spelling(id));
-  }
-  job.writer->send(
-      {.body = render_tokens(ids, model_.info.max_model_len, spec.return_token_strs ? &spellings : nullptr)});
+  std::function<std::string(int32_t)> spelling;
+  if (spec.return_token_strs) spelling = [&](int32_t id) { return model_.tokenizer->spelling(id); };
+  job.writer->send({.body = render_tokens(ids, model_.info.max_model_len, spelling)});
   log_answer(job.tag(), format("{} tokens", ids.size()));
   return std::nullopt;
 }
@@ -153,6 +170,7 @@ std::optional<ApiError> Pipeline::detokenize(Job& job) {
   if (!spec.model.empty()) {
     if (auto error = check_model(model_, spec.model)) return error;
   }
+  if (auto error = check_num_ids(model_, spec.tokens)) return error;
   if (auto error = check_ids(model_, spec.tokens, "tokens")) return error;
   job.writer->send({.body = render_text("prompt", model_.tokenizer->decode(spec.tokens, false))});
   log_answer(job.tag(), format("{} tokens", spec.tokens.size()));

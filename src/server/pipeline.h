@@ -1,8 +1,11 @@
 // Pipeline: what serves requests once there is a model. Text threads parse, render and tokenize; the pump's
-// stream thread sends what the engine makes of it.
+// stream thread sends what the engine makes of it. Long texts have a thread of their own: a few of them would
+// otherwise hold up everybody's.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,20 +38,23 @@ class Pipeline {
  public:
   // `engine`, `metrics` and what `model` points to outlive it.
   Pipeline(const ServerOptions& options, EnginePort& engine, ServedModel model, Metrics& metrics);
-  ~Pipeline();  // stop()
+  ~Pipeline();  // stop(), however long a text takes
 
   // False when too many requests wait; the job is then untouched.
-  bool enqueue(Job& job) { return jobs_.try_push(job); }
+  bool enqueue(Job& job);
   // See TokenPump.
   bool fail_all(const ApiError& error, Deadline deadline) { return pump_.fail_all(error, deadline); }
-  void stop();
+  // Abandons what waits or is in progress. False while a text is still being tokenized at the deadline, which
+  // nothing can cut short: that thread goes on to use the tokenizer, and nothing else that is not ours.
+  bool stop(Deadline deadline);
 
   const ServedModel& model() const { return model_; }
   EnginePort& engine() { return engine_; }
   int64_t created_unix_s() const { return created_unix_s_; }
 
  private:
-  void run();
+  void start_text_thread(BoundedQueue<Job>& jobs, const char* name);
+  void run(BoundedQueue<Job>& jobs);
   void answer(Job& job);
   std::optional<ApiError> generate(Job& job);
   std::optional<ApiError> tokenize(Job& job);
@@ -62,7 +68,11 @@ class Pipeline {
   int64_t created_unix_s_;
   RandomSource random_;
   BoundedQueue<Job> jobs_;
+  BoundedQueue<Job> long_jobs_;
   TokenPump pump_;
+  std::mutex mutex_;
+  std::condition_variable text_thread_ended_;
+  size_t num_running_ = 0;  // text threads, under the mutex
   std::vector<std::thread> text_threads_;
 };
 

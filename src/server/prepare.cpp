@@ -10,6 +10,10 @@ namespace {
 using MaybeError = std::optional<ApiError>;
 
 constexpr int64_t kCompletionMaxTokens = 16;  // OpenAI's default
+// What /tokenize and /detokenize take: of a model with a short context as much as of one with 65,536 tokens.
+constexpr int64_t kCountedContexts = 4;
+constexpr int64_t kLeastCountedTokens = 256 << 10;
+constexpr int64_t kBytesPerToken = 4;  // of usual text
 
 // What src/text says of a request's own text. `param`: the field that holds it.
 ApiError refused_text(const Status& status, const char* param) {
@@ -37,6 +41,29 @@ MaybeError encode_prompt(const ServedModel& model,
     const std::string asked = format(
         "the prompt of {} bytes has at least {} and leaves no room for an answer", text.size(), fewest);
     return too_long(above_limit(model.info.max_model_len, asked), param);
+  }
+  auto encoded = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
+  if (!encoded.ok()) return refused_text(encoded.status(), param);
+  ids = std::move(*encoded);
+  return std::nullopt;
+}
+
+int64_t most_counted_tokens(const ServedModel& model) {
+  return std::max(kCountedContexts * model.info.max_model_len, kLeastCountedTokens);
+}
+
+// `param`: the field that the text is or was rendered from.
+MaybeError encode_to_count(const ServedModel& model,
+                           const std::string& text,
+                           bool add_special_tokens,
+                           const char* param,
+                           std::vector<int32_t>& ids) {
+  const int64_t most = kBytesPerToken * most_counted_tokens(model);
+  if (static_cast<int64_t>(text.size()) > most) {
+    return too_long(
+        above_limit(model.info.max_model_len,
+                    format("a text of {} bytes is not tokenized here, the most is {}", text.size(), most)),
+        param);
   }
   auto encoded = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
   if (!encoded.ok()) return refused_text(encoded.status(), param);
@@ -254,16 +281,28 @@ std::optional<ApiError> check_model(const ServedModel& model, const std::string&
                   .code = "model_not_found"};
 }
 
+std::optional<ApiError> tokenize_text(const ServedModel& model,
+                                      const std::string& text,
+                                      bool add_special_tokens,
+                                      std::vector<int32_t>& ids) {
+  return encode_to_count(model, text, add_special_tokens, "prompt", ids);
+}
+
 std::optional<ApiError> tokenize_chat(const ServedModel& model,
                                       const ChatInput& chat,
                                       bool add_special_tokens,
                                       std::vector<int32_t>& ids) {
   std::string prompt;
   if (auto error = render_chat(model, chat, prompt)) return error;
-  auto encoded = model.tokenizer->encode(prompt, {.add_special_tokens = add_special_tokens});
-  if (!encoded.ok()) return refused_text(encoded.status(), "messages");
-  ids = std::move(*encoded);
-  return std::nullopt;
+  return encode_to_count(model, prompt, add_special_tokens, "messages", ids);
+}
+
+std::optional<ApiError> check_num_ids(const ServedModel& model, const std::vector<int32_t>& ids) {
+  const int64_t most = most_counted_tokens(model);
+  if (static_cast<int64_t>(ids.size()) <= most) return std::nullopt;
+  return too_long(above_limit(model.info.max_model_len,
+                              format("{} are not put into words here, the most is {}", ids.size(), most)),
+                  "tokens");
 }
 
 std::optional<ApiError> prepare(const ServedModel& model,

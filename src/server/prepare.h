@@ -53,10 +53,16 @@ std::optional<ApiError> prepare(const ServedModel& model,
                                 GenerateSpec spec,
                                 PreparedRequest& prepared);
 
-// For /tokenize: however long it is.
+// For /tokenize and /detokenize, which take several contexts' worth, and no more: what a tokenizer needs for
+// each byte of a text is a microsecond and hundreds of bytes.
+std::optional<ApiError> tokenize_text(const ServedModel& model,
+                                      const std::string& text,
+                                      bool add_special_tokens,
+                                      std::vector<int32_t>& ids);
 std::optional<ApiError> tokenize_chat(const ServedModel& model,
                                       const ChatInput& chat,
                                       bool add_special_tokens,
                                       std::vector<int32_t>& ids);
+std::optional<ApiError> check_num_ids(const ServedModel& model, const std::vector<int32_t>& ids);
 
 }  // namespace llm_dist::server

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "src/base/format.h"
 #include "src/text/utf8_stream.h"
 
 namespace llm_dist::server {
@@ -206,10 +207,20 @@ std::string render_model(const std::string& name, int64_t created_unix_s, int64_
 
 std::string render_tokens(const std::vector<int32_t>& ids,
                           int64_t max_model_len,
-                          const std::vector<std::string>* spellings) {
-  Json json = {{"count", ids.size()}, {"max_model_len", max_model_len}, {"tokens", ids}};
-  if (spellings != nullptr) json["token_strs"] = *spellings;
-  return dump(json);
+                          const std::function<std::string(int32_t)>& spelling) {
+  // Written as it comes: a tree of a million tokens takes a hundred megabytes.
+  std::string text = "{" + format(R"("count":{},"max_model_len":{},)", ids.size(), max_model_len);
+  auto write_list = [&](const char* key, const auto& written) {
+    text += format(R"("{}":[)", key);
+    for (size_t i = 0; i < ids.size(); ++i) text += (i > 0 ? "," : "") + written(ids[i]);
+    text += "]";
+  };
+  if (spelling) {
+    write_list("token_strs", [&](int32_t id) { return dump(spelling(id)); });
+    text += ",";
+  }
+  write_list("tokens", [](int32_t id) { return std::to_string(id); });
+  return text + "}";
 }
 
 std::string render_text(const std::string& key, const std::string& text) {

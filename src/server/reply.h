@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -45,10 +46,10 @@ std::string render_models(const std::vector<std::string>& names,
                           int64_t created_unix_s,
                           int64_t max_model_len);
 std::string render_model(const std::string& name, int64_t created_unix_s, int64_t max_model_len);
-// `spellings`: one a token; null: not asked for.
+// `spelling`: of a token; empty where they are not asked for.
 std::string render_tokens(const std::vector<int32_t>& ids,
                           int64_t max_model_len,
-                          const std::vector<std::string>* spellings);
+                          const std::function<std::string(int32_t)>& spelling);
 // {"key": "text"}
 std::string render_text(const std::string& key, const std::string& text);
 

@@ -44,6 +44,27 @@ TEST_F(ApiStates, LoadingThenReady) {
   expect_state(200, 200, 200);
 }
 
+// Nothing can cut a tokenizer short, and a lost world ends within seconds all the same.
+TEST_F(ApiStates, ShutdownWaitsForNoTokenizer) {
+  const std::string text = Json({{"prompt", std::string(12 << 20, 'a')}}).dump();
+  max_model_len = 1 << 20;
+  EXPECT_TRUE(server->shutdown(soon()).ok());
+  EXPECT_TRUE(server->ended());
+  for (int attempt = 1; attempt < 20; ++attempt) {  // it may not have come yet
+    start({});
+    auto counting = std::async(std::launch::async, [&] {
+      auto ignored = http::request(
+          {.method = "POST", .url = server->url() + "/tokenize", .headers = {}, .body = text}, soon());
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100 * attempt));
+    server->fail(unavailable("the world is lost"));
+    Status ignored = server->shutdown(Deadline::after_seconds(0));
+    counting.wait();
+    if (!server->ended()) return;
+  }
+  FAIL() << "a shutdown waits for a text";
+}
+
 TEST_F(ApiStates, DrainingFinishesWhatIsOpen) {
   engine->set_scripts({script("all of it")});
   engine->pause();

@@ -63,7 +63,7 @@ void ServerFixture::attach(bool with_template) {
   chat_template.emplace(std::move(jinja).value());
   ModelInfo info;
   info.served_names = {"tiny", "owner/tiny"};
-  info.max_model_len = kMaxModelLen;
+  info.max_model_len = max_model_len;
   info.eos_ids = tokenizer->eos_ids();
   info.defaults.top_k = 40;
   server->attach(*engine, *tokenizer, with_template ? &*chat_template : nullptr, info);

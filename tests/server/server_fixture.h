@@ -68,6 +68,7 @@ class ServerFixture : public ::testing::Test {
     return {{"model", "tiny"}, {"prompt", prompt}, {"max_tokens", 100}};
   }
 
+  int64_t max_model_len = kMaxModelLen;  // of attach()
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::optional<text::ChatTemplate> chat_template;
   std::unique_ptr<FakeEngine> engine = std::make_unique<FakeEngine>();

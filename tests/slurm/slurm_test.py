@@ -175,7 +175,7 @@ class Steps(SlurmTest):
 class Serve(SlurmTest):
     def test_cancel_lets_running_requests_end(self):
         job, url = self.serve()
-        request = Completion(url, 200)  # it is still running when it is seen to run
+        request = Completion(url, 450)  # it is still running when it is seen to run, and when it is cancelled
         self.running(url)
         self.cluster.run(["scancel", job])
         request.join(60)
