@@ -1,6 +1,7 @@
 #include "comm/message_world.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -100,8 +101,9 @@ class MessageWorld : public World, private NoticeReader {
   std::vector<HostInfo> hosts_;
   GroupRegistry groups_;
   std::shared_ptr<FirstError> world_error_;
-  std::mutex channel_mutex_;  // channel_ and next_id_
-  std::mutex notices_mutex_;  // of those who read notices
+  std::atomic<bool> aborted_{false};  // by abort(); a failed gather ends the world's own channel alone
+  std::mutex channel_mutex_;          // channel_ and next_id_
+  std::mutex notices_mutex_;          // of those who read notices
   std::unique_ptr<MessageChannel> channel_;
   // Memory of messages that the channel withdrew: a peer may still write to it.
   std::shared_ptr<void> withdrawn_;
@@ -283,7 +285,7 @@ void MessageWorld::read_notices() {
 }
 
 void MessageWorld::abort(Status cause) {
-  if (world_error_->failed()) return;
+  if (aborted_.exchange(true)) return;
   groups_.abort_all(cause);
   tell(all_ranks_, kWholeWorld, cause);
 }

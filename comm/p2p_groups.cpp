@@ -41,7 +41,7 @@ class Meeting {
     std::vector<std::string> said;
     for (size_t at = 0; at < all.size(); at += kWordBytes) {
       if (all[at] != '+')
-        return failed_precondition(format("rank {}: {}", at / kWordBytes, all.c_str() + at + 1));
+        return failed_precondition(format("rank {} of the group: {}", at / kWordBytes, all.c_str() + at + 1));
       said.push_back(all.substr(at + 1, length));
     }
     return said;

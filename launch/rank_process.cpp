@@ -78,6 +78,7 @@ bool is_configuration(const Status& status) {
   switch (status.code()) {
     case StatusCode::kInvalidArgument:
     case StatusCode::kNotFound:
+    case StatusCode::kDataLoss:
     case StatusCode::kUnimplemented: return true;
     default: return false;
   }

@@ -26,6 +26,8 @@ class Stream {
   virtual void write_timestamp(int64_t* pinned_ns) = 0;
   virtual Status synchronize(Deadline deadline) = 0;
   virtual Status error() const = 0;
+  // error(), after a look at the device, which may have failed since anything was issued. Does not wait.
+  virtual Status poll() { return error(); }
   // Poisons the stream: the error that everything waiting on it sees. The first one stays.
   virtual void fail(Status status) = 0;
   // The backend's own handle (cudaStream_t), for work to be issued on it now; null on CPU.

@@ -14,6 +14,8 @@ namespace {
 
 // How often, in steps, the ranks' measurements are looked at.
 constexpr uint64_t kMeterSteps = 64;
+// A request of many choices finds room even where few may wait.
+constexpr int64_t kLeastCommands = 1024;
 static_assert(std::is_trivially_copyable_v<RankMeters> && sizeof(RankMeters) <= comm::kMaxReportBytes);
 
 }  // namespace
@@ -43,7 +45,8 @@ Engine::Engine(RankEngine& rank,
       on_failure_(std::move(on_failure)),
       scheduler_(scheduler_options(rank.options())),
       // A queued request may be followed by its cancellation.
-      commands_(static_cast<size_t>(2 * limits.max_queued_requests + 2 * rank.options().max_num_seqs)),
+      commands_(static_cast<size_t>(
+          std::max(kLeastCommands, 2 * limits.max_queued_requests + 2 * rank.options().max_num_seqs))),
       pace_(rank.warm_up_pace()),
       book_(rank.options().layout.world_size()) {
   flights_.reserve(static_cast<size_t>(rank.options().max_steps_in_flight()));
@@ -85,7 +88,7 @@ Result<sched::SequenceId> Engine::submit(sched::SequenceRequest request, std::sh
                options.max_model_len));
   }
   auto num_tokens = static_cast<int64_t>(request.prompt.size());
-  RETURN_IF_ERROR(enter_queue(num_tokens));
+  RETURN_IF_ERROR(enter_queue(request));
   request.id = next_id_.fetch_add(1);
   sched::SequenceId id = request.id;
   Command command{Command::Kind::kSubmit, std::move(request), std::move(sink)};
@@ -93,18 +96,20 @@ Result<sched::SequenceId> Engine::submit(sched::SequenceRequest request, std::sh
   if (!commands_.try_push(command)) {
     --pending_;
     leave_queue({.requests = 1, .tokens = num_tokens});
-    return resource_exhausted("the engine's command queue is full");
+    return commands_.closed() ? unavailable("the engine is stopping")
+                              : resource_exhausted("the engine's command queue is full");
   }
   return id;
 }
 
-Status Engine::enter_queue(int64_t num_tokens) {
+Status Engine::enter_queue(const sched::SequenceRequest& request) {
+  auto num_tokens = static_cast<int64_t>(request.prompt.size());
   int64_t requests = queued_requests_.fetch_add(1);
   int64_t tokens = queued_tokens_.fetch_add(num_tokens);
   bool too_many = requests >= limits_.max_queued_requests;
   bool too_long =
       limits_.max_queued_tokens > 0 && requests > 0 && tokens + num_tokens > limits_.max_queued_tokens;
-  if (!too_many && !too_long) return ok_status();
+  if (request.joins || (!too_many && !too_long)) return ok_status();
   leave_queue({.requests = 1, .tokens = num_tokens});
   if (too_many) return resource_exhausted(format("the queue is full: {} requests wait", requests));
   return resource_exhausted(
@@ -225,10 +230,21 @@ Status Engine::publish(const sched::StepPlan& plan) {
   return channel_->publish(encoded_, step_deadline());
 }
 
+// What fails on a stream of this rank, or ends with a peer, may be nothing that the records themselves wait
+// for.
+Result<std::span<const kernels::SampleRecord>> Engine::wait_for_records(uint64_t step) {
+  const Deadline deadline = step_deadline();
+  while (true) {
+    const Deadline look = Deadline::after_seconds(limits_.idle_poll_seconds);
+    auto records = rank_.runner().collect(step, Deadline::at(std::min(look.when(), deadline.when())));
+    if (records.status().code() != StatusCode::kDeadlineExceeded || deadline.expired()) return records;
+    RETURN_IF_ERROR(rank_.poll());
+  }
+}
+
 Status Engine::collect_oldest() {
   Flight flight = flights_.front();
-  ASSIGN_OR_RETURN(std::span<const kernels::SampleRecord> records,
-                   rank_.runner().collect(flight.step, step_deadline()));
+  ASSIGN_OR_RETURN(std::span<const kernels::SampleRecord> records, wait_for_records(flight.step));
   flights_.erase(flights_.begin());
   TimePoint collected = Clock::now();
   pace_.note(flight.tokens, seconds_between(active_since_, collected));
@@ -299,6 +315,7 @@ void Engine::deliver(const sched::TokenEvent& event, std::span<const kernels::Sa
 void Engine::finish_all(const Status& status) {
   auto fail = [&](sched::SequenceId id, SequenceSink& sink) {
     sink.on_generated({.id = id, .finish = sched::FinishReason::kError, .error = &status});
+    --pending_;
   };
   commands_.close();  // whoever submits from here on is told so
   while (auto command = commands_.try_pop()) {
@@ -306,7 +323,6 @@ void Engine::finish_all(const Status& status) {
   }
   for (auto& [id, sink] : sinks_) fail(id, *sink);
   sinks_.clear();
-  pending_ = 0;
 }
 
 void Engine::update_stats() {

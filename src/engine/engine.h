@@ -24,7 +24,7 @@ namespace llm_dist::engine {
 struct EngineLimits {
   int64_t max_queued_requests = 1024;  // submitted and never run so far
   int64_t max_queued_tokens = 0;       // of their prompts; 0: no limit. A single request may be longer
-  double idle_poll_seconds = 0.2;      // how often an idle loop looks at the communicators
+  double idle_poll_seconds = 0.2;      // how often a loop that waits looks for failures
 };
 
 class Engine {
@@ -77,7 +77,7 @@ class Engine {
 
   void run();
   Status loop();
-  Status enter_queue(int64_t num_tokens);
+  Status enter_queue(const sched::SequenceRequest& request);
   void leave_queue(const Backlog& left);
   void note_started();
   void accept();
@@ -85,6 +85,7 @@ class Engine {
   Result<bool> issue_step();
   Status publish(const sched::StepPlan& plan);
   Status collect_oldest();
+  Result<std::span<const kernels::SampleRecord>> wait_for_records(uint64_t step);
   double expected_step_seconds() const;
   void deliver(const sched::TokenEvent& event, std::span<const kernels::SampleRecord> records);
   void finish_all(const Status& status);

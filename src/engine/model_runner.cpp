@@ -129,7 +129,7 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   } else {
     stream().record(*entry.done);
   }
-  return ok_status();
+  return stream().error();
 }
 
 Result<PreparedStep> ModelRunner::prepare(const sched::StepPlan& plan, int64_t bucket) {
@@ -274,15 +274,27 @@ Result<std::span<const kernels::SampleRecord>> ModelRunner::collect(uint64_t ste
       static_cast<size_t>(entry.num_real_samples));
 }
 
-// Every stream, also behind a failed one: afterwards nothing refers to this rank's memory.
-Status ModelRunner::drain(Deadline deadline) {
-  Status first = stream().synchronize(deadline);
+std::vector<device::Stream*> ModelRunner::streams() const {
+  std::vector<device::Stream*> all = {&stream()};
   for (parallel::Lane* lane : {parts_.lanes->from_previous.get(),
                                parts_.lanes->to_next.get(),
                                parts_.lanes->tokens_to_first.get(),
                                parts_.lanes->tokens_from_last.get()}) {
-    if (lane == nullptr) continue;
-    Status status = lane->stream().synchronize(deadline);
+    if (lane != nullptr) all.push_back(&lane->stream());
+  }
+  return all;
+}
+
+Status ModelRunner::poll() {
+  for (device::Stream* stream : streams()) RETURN_IF_ERROR(stream->poll());
+  return ok_status();
+}
+
+// Every stream, also behind a failed one: afterwards nothing refers to this rank's memory.
+Status ModelRunner::drain(Deadline deadline) {
+  Status first;
+  for (device::Stream* stream : streams()) {
+    Status status = stream->synchronize(deadline);
     if (first.ok()) first = status;
   }
   return first;

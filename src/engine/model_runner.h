@@ -61,6 +61,8 @@ class ModelRunner {
   // Whether collect(step) would not wait.
   bool complete(uint64_t step) const;
 
+  // The first error of any of its streams, or ok.
+  Status poll();
   // Waits until everything issued has run, or has been skipped after an error, which it returns.
   Status drain(Deadline deadline);
   const sched::Mirror& mirror() const { return mirror_; }
@@ -105,6 +107,7 @@ class ModelRunner {
   // The compute stream waits for a transfer; the view of it.
   Tensor wait_for(const char* what, parallel::Lane& lane, uint64_t transfer, int64_t rows);
   void scatter(const Tensor& records, const Tensor& slots, const Tensor& positions);
+  std::vector<device::Stream*> streams() const;  // this rank's, the one that computes first
   device::Stream& stream() const { return parts_.context.ops->stream(); }
   const parallel::Mesh& mesh() const { return parts_.context.mesh; }
 

@@ -405,9 +405,9 @@ RankMeters RankEngine::meters() {
   return meters;
 }
 
-Status RankEngine::poll() const {
+Status RankEngine::poll() {
   for (const auto& communicator : communicators_) RETURN_IF_ERROR(communicator->poll());
-  return ok_status();
+  return runner_->poll();
 }
 
 void RankEngine::abort(const Status& cause) {

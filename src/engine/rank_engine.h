@@ -78,8 +78,9 @@ class RankEngine {
   const StepPace& warm_up_pace() const { return warm_up_pace_; }
   // Everything this rank has measured since it was built. For the thread that executes steps.
   RankMeters meters();
-  // The first error of any communicator, or ok.
-  Status poll() const;
+  // The first error of any communicator or stream, or ok: also while no step is issued. For the thread that
+  // executes steps.
+  Status poll();
   // Ends every collective under way; any thread.
   void abort(const Status& cause);
 

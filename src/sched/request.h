@@ -40,6 +40,8 @@ struct SequenceRequest {
   SamplingParams sampling;
   int32_t priority = 0;  // lower runs first, with the priority policy
   TimePoint arrival;
+  // Another choice of a request that has been let in: no limit on what may wait counts for it.
+  bool joins = false;
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };

@@ -87,7 +87,9 @@ void Generation::begin() {
   for (size_t i = 0; i < tracks_.size(); ++i) {
     auto choice = static_cast<uint32_t>(i % static_cast<size_t>(parts_.request.spec.num_sequences()));
     auto sink = std::make_shared<QueueSink>(shared_from_this(), parts_.queue, static_cast<int32_t>(i));
-    auto id = parts_.engine->submit(sequence_request(tracks_[i], choice), std::move(sink));
+    sched::SequenceRequest request = sequence_request(tracks_[i], choice);
+    request.joins = i > 0;
+    auto id = parts_.engine->submit(std::move(request), std::move(sink));
     if (!id.ok()) return fail(from_status(id.status()));
     tracks_[i].id = *id;
   }

@@ -95,7 +95,9 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
   auto num_prompt = static_cast<int64_t>(prompt.ids.size());
   int64_t room = model.info.max_model_len - num_prompt;
   if (room < 1 || (spec.max_tokens && *spec.max_tokens > room)) {
-    return too_long(beyond_context(model.info.max_model_len, num_prompt, spec.max_tokens), param);
+    // Where none are asked for there must be room for one all the same.
+    const std::optional<int64_t> asked = spec.max_tokens == 0 ? std::nullopt : spec.max_tokens;
+    return too_long(beyond_context(model.info.max_model_len, num_prompt, asked), param);
   }
   int64_t unasked = spec.endpoint == Endpoint::kChat ? room : kCompletionMaxTokens;
   unasked = std::min({unasked, room, model.info.defaults.max_tokens.value_or(room)});

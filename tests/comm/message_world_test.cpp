@@ -106,6 +106,19 @@ TEST(MessageWorld, KeepsTheMemoryOfAGatherThatWasWithdrawn) {
   }
 }
 
+TEST(MessageWorld, AbortEndsItsGroupsAlsoBehindAFailedGather) {
+  auto wire = std::make_shared<Wire>();
+  std::unique_ptr<World> world = world_over(wire);
+  const std::vector<int> both = {0, 1};
+  auto group = world->make_communicator(both, "pair");
+  ASSERT_TRUE(group.ok()) << group.status().to_string();
+  wire->answers = 0;
+  EXPECT_FALSE(world->barrier(Deadline::after_seconds(0.05)).ok());
+  EXPECT_TRUE((*group)->poll().ok());
+  world->abort(aborted("lost"));
+  EXPECT_NE((*group)->poll().message().find("lost"), std::string::npos) << (*group)->poll().to_string();
+}
+
 TEST(MessageWorld, KeepsTheMemoryOfAGroupThatWasNotMade) {
   auto wire = std::make_shared<Wire>();
   std::unique_ptr<World> world = world_over(wire);

@@ -94,5 +94,31 @@ TEST_F(CudaBackendTest, TheFirstErrorStays) {
   EXPECT_EQ(module_->make_backend(99).status().code(), StatusCode::kFailedPrecondition);
 }
 
+// It skips what it was to record, and the event still looks complete.
+TEST_F(CudaBackendTest, WhoWaitsForAFailedStreamFailsToo) {
+  auto event = backend_->make_event();
+  auto other = backend_->make_stream("other");
+  stream_->record(*event);
+  synchronize();
+  stream_->fail(aborted("lost"));
+  stream_->record(*event);
+  other->wait(*event);
+  EXPECT_EQ(other->error().message(), "lost");
+  EXPECT_EQ(other->poll().message(), "lost");
+}
+
+TEST_F(CudaBackendTest, APollNeitherWaitsNorTakesWorkForAnError) {
+  constexpr int64_t kBytes = 256 << 20;
+  Buffer from = backend_->allocate(kBytes, MemoryKind::kDevice).value();
+  Buffer to = backend_->allocate(kBytes, MemoryKind::kDevice).value();
+  auto event = backend_->make_event();
+  for (int i = 0; i < 1000; ++i) stream_->copy(numbers(to), numbers(from));
+  stream_->record(*event);
+  EXPECT_TRUE(stream_->poll().ok());
+  EXPECT_FALSE(event->complete());
+  synchronize();
+  EXPECT_TRUE(stream_->poll().ok());
+}
+
 }  // namespace
 }  // namespace llm_dist::device

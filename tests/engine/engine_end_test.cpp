@@ -1,6 +1,7 @@
 // How an engine ends: with its world, or because it is told to.
 #include <gtest/gtest.h>
 
+#include <string_view>
 #include <thread>
 
 #include "tests/engine/requests.h"
@@ -58,6 +59,59 @@ TEST_P(Failure, AnIdleWorldNoticesToo) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_TRUE(replica->failed());
   EXPECT_FALSE(replica->stop()[1].ok());
+}
+
+// A rank whose own stream fails in the last step under way: no step comes in which it would notice, and its
+// peers wait for it.
+struct FailingStream {
+  Layout layout;
+  int victim;
+};
+class OneStream : public testing::TestWithParam<FailingStream> {};
+INSTANTIATE_TEST_SUITE_P(Layouts,
+                         OneStream,
+                         testing::Values(FailingStream{{.tp = 2, .pp = 1}, 1},
+                                         FailingStream{{.tp = 1, .pp = 2}, 1},
+                                         FailingStream{{.tp = 1, .pp = 2}, 0}),
+                         [](const auto& named) {
+                           return format("tp{}pp{}rank{}",
+                                         named.param.layout.tp,
+                                         named.param.layout.pp,
+                                         named.param.victim);
+                         });
+
+TEST_P(OneStream, ThatFailsIsNoticedWithoutAnotherStep) {
+  const int victim = GetParam().victim;
+  GoldenCase golden = load_golden("grouped");
+  std::atomic<bool> armed{false};
+  std::unique_ptr<Replica> replica;
+  std::jthread failing;
+  ReplicaOptions options{.engine = golden_options(GetParam().layout)};
+  options.engine.step_deadline_seconds = 600;
+  options.before_task = [&](const std::string&, uint64_t) {  // so that the step has been issued by then
+    if (armed) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  };
+  options.hooks = [&](int rank) {
+    EngineHooks hooks;
+    hooks.on_phase = [&, rank](const char* phase) {
+      if (rank != victim || std::string_view(phase) != "prefill") return;
+      failing = std::jthread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        replica->rank(victim).ops().stream().fail(internal_error("the matrix unit is on fire"));
+      });
+    };
+    return hooks;
+  };
+  replica = start(golden, options);
+  armed = true;
+  auto sink = std::make_shared<OutputSink>();
+  ASSERT_TRUE(replica->engine().submit(greedy_request({5, 6, 7}, 1), sink).ok());
+  ASSERT_TRUE(sink->wait(60));  // long before the step's own deadline
+  armed = false;
+  EXPECT_EQ(sink->output().finish, sched::FinishReason::kError);
+  const Status ended = replica->stop()[static_cast<size_t>(victim)];
+  const Status& told = victim == 0 ? sink->output().error : ended;
+  EXPECT_NE(told.message().find("on fire"), std::string::npos) << told.to_string();
 }
 
 TEST(Engine, StopEndsRunningSequences) {

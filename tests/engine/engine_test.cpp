@@ -384,6 +384,11 @@ TEST(Engine, TheQueueIsBoundedInRequestsAndInTokens) {
     }
     Status refused = submit(std::make_shared<OutputSink>()).status();
     EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+    // Another choice of one that has been let in is let in, too.
+    sched::SequenceRequest choice = greedy_request({1, 2, 3, 4, 5}, 2);
+    choice.joins = true;
+    auto joined = std::make_shared<OutputSink>();
+    EXPECT_TRUE(replica->engine().submit(choice, joined).ok());
     EXPECT_NE(refused.message().find(by_tokens ? "10 prompt tokens wait" : "2 requests wait"),
               std::string::npos)
         << refused.message();
@@ -394,7 +399,7 @@ TEST(Engine, TheQueueIsBoundedInRequestsAndInTokens) {
     auto late = std::make_shared<OutputSink>();
     while (!submit(late).ok() && !deadline.expired())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    ASSERT_TRUE(waiting[1]->wait(60) && late->wait(60));
+    ASSERT_TRUE(waiting[1]->wait(60) && late->wait(60) && joined->wait(60));
     EXPECT_EQ(late->output().tokens.size(), 58u);
   }
 }

@@ -207,6 +207,15 @@ class Refusals(unittest.TestCase):
                 done = self.refused(["generate", "/no/such/model.gguf", "--prompt", "x"], np, "/no/such/model.gguf")
                 self.assertEqual(done.returncode, 78)
 
+    def test_a_damaged_model(self):
+        with tempfile.TemporaryDirectory() as folder, open(harness.smollm(), "rb") as model:
+            half = pathlib.Path(folder) / "half.gguf"
+            half.write_bytes(model.read(50_000_000))
+            for np in (None, 2):
+                with self.subTest(np=np):
+                    done = self.refused(["generate", half, "--prompt", "x", *SMALL], np, "half.gguf")
+                    self.assertEqual(done.returncode, 78, done.stderr)
+
     def test_a_prompt_that_is_no_utf8(self):
         for chat in ([], ["--chat"]):
             with self.subTest(chat=chat):

@@ -94,6 +94,7 @@ TEST_F(ApiGenerate, ThreeChoicesEachWithTheirOwnText) {
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_EQ(requests[i].sampling.choice, i);
     EXPECT_EQ(requests[i].sampling.seed, 5u);
+    EXPECT_EQ(requests[i].joins, i > 0);
   }
 }
 
@@ -313,6 +314,8 @@ TEST_F(ApiGenerate, AnEchoWithoutNewTokens) {
   EXPECT_EQ(choice.at("logprobs").at("token_logprobs"), Json({nullptr, -0.25}));
   EXPECT_EQ(reply.at("usage").at("completion_tokens"), 0);
   EXPECT_EQ(stream(kTextPath, body).text(), "ab");
+  body["prompt"] = std::string(kMaxModelLen, 'a');
+  EXPECT_NE(post(kTextPath, body).body.find("512 tokens and leaves no room"), std::string::npos);
 }
 
 TEST_F(ApiGenerate, PromptLogprobs) {

@@ -12,10 +12,15 @@ CudaEvent::CudaEvent(int device_index) {
 
 CudaEvent::~CudaEvent() { (void)cudaEventDestroy(handle_); }
 
+Status CudaEvent::error() const {
+  const CudaStream* stream = stream_.load(std::memory_order_acquire);
+  return stream == nullptr ? ok_status() : stream->error();
+}
+
 Status CudaEvent::wait(Deadline deadline) {
   const CudaStream* stream = stream_.load(std::memory_order_acquire);
   // A failed stream skips records, so its events look complete: its error comes first and last.
-  if (stream != nullptr) RETURN_IF_ERROR(stream->error());
+  RETURN_IF_ERROR(error());
   RETURN_IF_ERROR(poll_until_done(
       [&] {
         if (stream != nullptr && stream->has_failed()) return cudaSuccess;
@@ -23,7 +28,7 @@ Status CudaEvent::wait(Deadline deadline) {
       },
       deadline,
       "an event"));
-  return stream == nullptr ? ok_status() : stream->error();
+  return error();
 }
 
 }  // namespace llm_dist::device

@@ -21,6 +21,8 @@ class CudaEvent : public Event {
   Status wait(Deadline deadline) override;
 
   cudaEvent_t handle() const { return handle_; }
+  // That of the stream that recorded it last, if any did.
+  Status error() const;
   void set_stream(const CudaStream* stream) { stream_.store(stream, std::memory_order_release); }
 
  private:

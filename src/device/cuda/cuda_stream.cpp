@@ -52,10 +52,12 @@ void CudaStream::record(Event& event) {
   if (enter()) check(cudaEventRecord(cuda_event.handle(), handle_), "cudaEventRecord");
 }
 
+// A failed stream skips records, so what waits for them would go on at once, with what was there before.
 void CudaStream::wait(Event& event) {
-  if (enter()) {
-    check(cudaStreamWaitEvent(handle_, static_cast<CudaEvent&>(event).handle(), 0), "cudaStreamWaitEvent");
-  }
+  if (!enter()) return;
+  auto& cuda_event = static_cast<CudaEvent&>(event);
+  if (Status theirs = cuda_event.error(); !theirs.ok()) return fail(std::move(theirs));
+  check(cudaStreamWaitEvent(handle_, cuda_event.handle(), 0), "cudaStreamWaitEvent");
 }
 
 void CudaStream::copy(const Tensor& dst, const Tensor& src) {
@@ -89,6 +91,12 @@ Status CudaStream::error() const {
   if (!has_failed()) return {};
   std::lock_guard lock(mutex_);
   return error_;
+}
+
+Status CudaStream::poll() {
+  const cudaError_t state = has_failed() ? cudaSuccess : cudaStreamQuery(handle_);
+  if (state != cudaErrorNotReady) check(state, "work");
+  return error();
 }
 
 void CudaStream::fail(Status status) {

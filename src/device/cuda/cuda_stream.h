@@ -38,6 +38,7 @@ class CudaStream : public Stream {
   void write_timestamp(int64_t* pinned_ns) override;
   Status synchronize(Deadline deadline) override;
   Status error() const override;
+  Status poll() override;
   void fail(Status status) override;
   void* native() override;
 
