@@ -86,12 +86,14 @@ class HttpWatch : public ReplicaWatch {
   void ask(const std::string& endpoint) {
     auto answer = http::request({.url = endpoint + "/livez"}, Deadline::after(timeout_));
     bool well = answer.ok() && answer.value().status == 200;
+    // What could not be asked may be well: a row of failures ends here too.
+    bool unasked = answer.status().code() == StatusCode::kResourceExhausted;
     std::lock_guard lock(mutex_);
     auto entry = failing_.find(endpoint);
     if (entry == failing_.end()) return;
     TimePoint now = Clock::now();
     std::optional<Failing>& failing = entry->second;
-    failing = well ? std::nullopt : std::optional(Failing{failing ? failing->first : now, now});
+    failing = well || unasked ? std::nullopt : std::optional(Failing{failing ? failing->first : now, now});
   }
   void tell_to_drain(const std::string& endpoint, const std::string& api_key) {
     auto answer = http::request({.method = "POST",

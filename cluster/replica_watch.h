@@ -16,7 +16,8 @@ class ReplicaWatch {
   // Begins to ask, or goes on asking.
   virtual void watch(const std::string& endpoint) = 0;
   virtual void forget(const std::string& endpoint) = 0;
-  // From the first to the last of the probes that failed in a row; 0 when the last one did not.
+  // From the first to the last of the probes that failed in a row; 0 when the last one did not. What this process
+  // itself lacked to ask is no failure of a replica.
   virtual int64_t failing_us(const std::string& endpoint) = 0;
   // Tells it, until it has heard, to take no more requests and to end once those that it has are answered.
   virtual void drain(const std::string& endpoint, const std::string& api_key) = 0;

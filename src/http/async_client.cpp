@@ -16,17 +16,14 @@ namespace {
 
 // One request, from start() to its on_done.
 struct Exchange {
-  Exchange(asio::io_context& context, ClientRequest asked, OnData data, AsyncClient::OnDone done)
-      : request(std::move(asked)), on_data(std::move(data)), on_done(std::move(done)), limit(context) {}
-
   ClientRequest request;
-  Url url;
+  Url url{};
   OnData on_data;
   AsyncClient::OnDone on_done;
-  std::unique_ptr<ClientConnection> connection;
-  asio::steady_timer limit;
-  Status cut_off;  // why we gave it up
-  std::optional<Result<Response>> outcome;
+  std::unique_ptr<ClientConnection> connection{};
+  std::optional<asio::steady_timer> limit{};
+  Status cut_off{};  // why we gave it up
+  std::optional<Result<Response>> outcome{};
 };
 using ExchangePtr = std::shared_ptr<Exchange>;
 using TimerPtr = std::shared_ptr<asio::steady_timer>;
@@ -42,7 +39,6 @@ class AsyncClient::Impl {
   void call_at(TimePoint when, std::function<void()> callback);
   void cancel_all();
   bool run(Deadline deadline);
-  asio::io_context& context() { return context_; }
 
  private:
   Status prepare(Exchange& exchange);
@@ -71,7 +67,8 @@ AsyncClient::Impl::~Impl() {
 
 Status AsyncClient::Impl::prepare(Exchange& exchange) {
   ASSIGN_OR_RETURN(exchange.url, check_request(exchange.request));
-  return exchange.url.tls ? setup_.ensure_tls() : ok_status();
+  if (exchange.url.tls) RETURN_IF_ERROR(setup_.ensure_tls());
+  return ensure_event_queue(context_);
 }
 
 void AsyncClient::Impl::start(ExchangePtr exchange, Deadline deadline) {
@@ -86,15 +83,15 @@ void AsyncClient::Impl::start(ExchangePtr exchange, Deadline deadline) {
   limit_time(exchange, deadline);
   asio::co_spawn(context_, perform(exchange), [this, exchange](std::exception_ptr error) {
     if (!error) return finish(exchange);
-    exchange->limit.cancel();
+    exchange->limit->cancel();
     open_.erase(exchange);
     if (!closing_) std::rethrow_exception(error);
   });
 }
 
 void AsyncClient::Impl::limit_time(const ExchangePtr& exchange, Deadline deadline) {
-  exchange->limit.expires_at(deadline.when());
-  exchange->limit.async_wait([exchange](ErrorCode error) {
+  exchange->limit.emplace(context_, deadline.when());
+  exchange->limit->async_wait([exchange](ErrorCode error) {
     if (error || !exchange->connection) return;
     exchange->cut_off =
         deadline_exceeded(format("no complete response from {} in time", exchange->url.authority));
@@ -121,7 +118,7 @@ asio::awaitable<void> AsyncClient::Impl::perform(ExchangePtr exchange) {
 }
 
 void AsyncClient::Impl::finish(const ExchangePtr& exchange) {
-  exchange->limit.cancel();
+  if (exchange->limit) exchange->limit->cancel();
   open_.erase(exchange);
   if (!exchange->cut_off.ok()) {
     exchange->outcome = exchange->cut_off;
@@ -160,9 +157,10 @@ AsyncClient::AsyncClient(ClientOptions options) : impl_(std::make_unique<Impl>(s
 AsyncClient::~AsyncClient() = default;
 
 void AsyncClient::start(ClientRequest request, Deadline deadline, OnData on_data, OnDone on_done) {
-  impl_->start(std::make_shared<Exchange>(
-                   impl_->context(), std::move(request), std::move(on_data), std::move(on_done)),
-               deadline);
+  impl_->start(
+      std::make_shared<Exchange>(Exchange{
+          .request = std::move(request), .on_data = std::move(on_data), .on_done = std::move(on_done)}),
+      deadline);
 }
 
 void AsyncClient::call_at(TimePoint when, std::function<void()> callback) {

@@ -35,8 +35,9 @@ using OnData = std::function<bool(std::string_view)>;
 
 // Keeps its connection for the next request to the same server. Not thread-safe, but for abort(): one client
 // a thread. Errors: cancelled (abort()), invalid_argument (URL), unavailable (refused, reset, closed early),
-// failed_precondition (the server's certificate is not trusted), deadline_exceeded, internal (not HTTP). A
-// response with an error status is a Response, not an error.
+// failed_precondition (the server's certificate is not trusted), resource_exhausted (this process has no
+// descriptor or memory left to ask with: nothing is known of the server), deadline_exceeded, internal (not
+// HTTP). A response with an error status is a Response, not an error.
 class Client {
  public:
   explicit Client(ClientOptions options = {});

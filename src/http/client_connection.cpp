@@ -4,6 +4,7 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/ssl.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
 #include "src/base/format.h"
@@ -28,6 +29,19 @@ bool is_distrust(const ErrorCode& error) {
          ERR_GET_REASON(static_cast<unsigned long>(error.value())) == SSL_R_CERTIFICATE_VERIFY_FAILED;
 }
 
+// What this process lacks, whatever the server is like.
+bool is_own_lack(const ErrorCode& error) {
+  return error == asio::error::no_descriptors || error == asio::error::no_memory ||
+         error == asio::error::no_buffer_space ||
+         error == boost::system::errc::too_many_files_open_in_system ||
+         error == boost::system::errc::address_not_available;  // every port is taken
+}
+
+Status not_reached(const ErrorCode& error, const std::string& what) {
+  std::string message = format("{}: {}", what, error.message());
+  return is_own_lack(error) ? resource_exhausted(message) : unavailable(message);
+}
+
 // A field name or value with a line break would become fields of its own.
 Status check_fields(const ClientRequest& request) {
   auto broken = [](std::string_view text) {
@@ -46,6 +60,15 @@ Status check_fields(const ClientRequest& request) {
 Result<Url> check_request(const ClientRequest& request) {
   RETURN_IF_ERROR(check_fields(request));
   return parse_url(request.url);
+}
+
+Status ensure_event_queue(asio::io_context& context) {
+  try {
+    asio::steady_timer first(context);
+  } catch (const boost::system::system_error& error) {
+    return resource_exhausted(format("cannot wait for an answer: {}", error.code().message()));
+  }
+  return ok_status();
 }
 
 ClientSetup::ClientSetup(ClientOptions options) : options_(std::move(options)) {}
@@ -163,7 +186,7 @@ asio::awaitable<Result<std::vector<Endpoint>>> ClientConnection::resolve(const U
     co_return endpoints;
   }
   auto [error, found] = co_await resolver_.async_resolve(url.host, std::to_string(url.port), kResult);
-  if (error) co_return unavailable(format("cannot resolve {}: {}", url.host, error.message()));
+  if (error) co_return not_reached(error, format("cannot resolve {}", url.host));
   for (const auto& entry : found) endpoints.emplace_back(entry.endpoint());
   co_return endpoints;
 }
@@ -182,7 +205,7 @@ asio::awaitable<Status> ClientConnection::connect(const Url& url) {
   }
   if (cancelled_) error = asio::error::operation_aborted;
   const std::string& where = url.uds_path.empty() ? url.authority : url.uds_path;
-  if (error) co_return unavailable(format("cannot connect to {}: {}", where, error.message()));
+  if (error) co_return not_reached(error, format("cannot connect to {}", where));
   tune_socket(*connecting_);
   transport_ = url.tls ? make_tls_client_transport(std::move(*connecting_), setup_.tls(), url.host)
                        : make_plain_transport(std::move(*connecting_));

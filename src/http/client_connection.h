@@ -37,6 +37,10 @@ class ClientSetup {
 // invalid_argument: a header, a method or a URL that would become lines of their own; an unusable URL.
 Result<Url> check_request(const ClientRequest& request);
 
+// What waits for the first time in a context makes its event queue, which takes descriptors.
+// resource_exhausted: there are none.
+Status ensure_event_queue(asio::io_context& context);
+
 class ClientConnection {
  public:
   // Both outlive it.

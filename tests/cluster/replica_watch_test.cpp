@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "src/http/server.h"
+#include "tests/http/no_descriptors.h"
 
 namespace llm_dist::cluster {
 namespace {
@@ -96,6 +97,20 @@ TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
   EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) > 0; }));
   watch->forget(replica.url());
   EXPECT_EQ(watch->failing_us(replica.url()), 0);
+}
+
+TEST(ReplicaWatch, WhatItLacksItselfIsNoFailureOfAReplica) {
+  Replica replica([](int) { return 200; });
+  auto watch = make_http_watch(milliseconds(5), milliseconds(1000));
+  watch->watch(replica.url());
+  ASSERT_TRUE(wait_for([&] { return replica.num_probes >= 1; }));
+  {
+    http::NoDescriptors none;
+    const Deadline end = Deadline::after(milliseconds(300));
+    while (!end.expired()) ASSERT_EQ(watch->failing_us(replica.url()), 0);
+  }
+  const int before = replica.num_probes;
+  EXPECT_TRUE(wait_for([&] { return replica.num_probes > before; }));
 }
 
 TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {

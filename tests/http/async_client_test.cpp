@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "src/http/sse.h"
+#include "tests/http/no_descriptors.h"
 #include "tests/http/raw_client.h"
 
 namespace llm_dist::http {
@@ -213,6 +214,27 @@ TEST(AsyncClient, HandsOnWhatACallbackThrows) {
       [](const auto&) { FAIL() << "there is no outcome"; });
   EXPECT_THROW(client.run(soon()), std::runtime_error);
   EXPECT_TRUE(client.run(soon()));
+}
+
+// Nothing is known of the server then: it is not called unavailable.
+TEST(AsyncClient, WhatThisProcessLacksIsToldApart) {
+  PathServer server;
+  const std::string url = server.url("/now");
+  StatusCode blocking = StatusCode::kOk;
+  StatusCode async = StatusCode::kOk;
+  Deadline deadline = Deadline::after_seconds(30);
+  AsyncClient client;
+  {
+    NoDescriptors none;
+    blocking = request({.url = url}, deadline).status().code();
+    client.start({.url = url}, deadline, {}, [&](Result<Response> got) { async = got.status().code(); });
+    EXPECT_TRUE(client.run(deadline));
+  }
+  EXPECT_EQ(blocking, StatusCode::kResourceExhausted);
+  EXPECT_EQ(async, StatusCode::kResourceExhausted);
+  client.start({.url = url}, deadline, {}, [&](Result<Response> got) { async = got.status().code(); });
+  EXPECT_TRUE(client.run(deadline));
+  EXPECT_EQ(async, StatusCode::kOk) << "once there are some it goes on";
 }
 
 }  // namespace
