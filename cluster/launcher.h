@@ -39,12 +39,14 @@ class Launcher {
   virtual int num_slots() const = 0;
   // The handle by which it is found again, also by another coordinator process on this machine.
   virtual Result<std::string> launch(const LaunchRequest& request) = 0;
-  virtual Observation observe(const std::string& handle, const std::string& folder) = 0;
+  // An error, here and below: it cannot be told now what lives, and nothing may be concluded; to be asked
+  // again.
+  virtual Result<Observation> observe(const std::string& handle, const std::string& folder) = 0;
   // Asks; observe() tells when it has happened.
-  virtual void stop(const std::string& handle, StopMode mode) = 0;
+  virtual Status stop(const std::string& handle, StopMode mode) = 0;
   // Kills whatever carries the mark and removes what it kept outside of the attempt's folder. The number of
-  // processes that it found.
-  virtual int sweep(const std::string& mark, const std::string& folder) = 0;
+  // processes that it found; none of them is left.
+  virtual Result<int> sweep(const std::string& mark, const std::string& folder) = 0;
 };
 
 }  // namespace llm_dist::cluster

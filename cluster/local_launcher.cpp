@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
@@ -43,25 +44,50 @@ struct Process {
   }
 };
 
+// not_found: there is no such file, and in /proc no such process. Any other error says nothing of either:
+// perhaps this process has no descriptor left.
+Result<std::string> read_whole(const std::string& path) {
+  auto failed = [&path](int error) {
+    const bool gone = error == ENOENT || error == ESRCH;
+    const bool denied = error == EACCES || error == EPERM;
+    return Status(gone     ? StatusCode::kNotFound
+                  : denied ? StatusCode::kFailedPrecondition
+                           : StatusCode::kUnavailable,
+                  format("{}: {}", path, strerror(error)));
+  };
+  int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return failed(errno);
+  std::string text;
+  std::array<char, 4096> piece;
+  ssize_t bytes = 0;
+  while ((bytes = read(file, piece.data(), piece.size())) > 0) text.append(piece.data(), bytes);
+  const int error = errno;
+  close(file);
+  if (bytes < 0) return failed(error);
+  return text;
+}
+
 // proc(5): field 3 is the state, field 22 the start, counted after the name in parentheses.
 struct Stat {
   std::string state;
   std::string start;
 };
-std::optional<Stat> read_stat(pid_t pid) {
-  std::ifstream file(format("/proc/{}/stat", pid));
-  std::string line;
-  if (pid <= 0 || !std::getline(file, line)) return std::nullopt;
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
+Result<Stat> read_stat(pid_t pid) {
+  if (pid <= 0) return not_found(format("{} is no process", pid));
+  ASSIGN_OR_RETURN(std::string text, read_whole(format("/proc/{}/stat", pid)));
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
   std::vector<std::string> words{std::istream_iterator<std::string>(fields), {}};
   constexpr size_t kStart = 22 - 3;
-  if (words.size() <= kStart) return std::nullopt;
+  if (words.size() <= kStart) return internal_error(format("/proc/{}/stat: '{}'", pid, text));
   return Stat{words[0], words[kStart]};
 }
 
-bool is_alive(const Process& process) {
-  std::optional<Stat> stat = read_stat(process.pid);
-  return stat && stat->start == process.start && stat->state != "Z";
+// An error: it is not known.
+Result<bool> is_alive(const Process& process) {
+  Result<Stat> stat = read_stat(process.pid);
+  if (stat.status().code() == StatusCode::kNotFound) return false;
+  RETURN_IF_ERROR(stat.status());
+  return stat->start == process.start && stat->state != "Z";
 }
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
@@ -101,9 +127,9 @@ class LocalLauncher : public Launcher {
   std::string_view name() const override { return "local"; }
   int num_slots() const override { return options_.num_slots; }
   Result<std::string> launch(const LaunchRequest& request) override;
-  Observation observe(const std::string& handle, const std::string& folder) override;
-  void stop(const std::string& handle, StopMode mode) override;
-  int sweep(const std::string& mark, const std::string& folder) override;
+  Result<Observation> observe(const std::string& handle, const std::string& folder) override;
+  Status stop(const std::string& handle, StopMode mode) override;
+  Result<int> sweep(const std::string& mark, const std::string& folder) override;
 
  private:
   std::vector<std::string> command(const LaunchRequest& request) const;
@@ -183,39 +209,52 @@ Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
     remove_world_folder(request.folder);
     return failed_precondition(format("cannot start {}: {}", options_.program, strerror(failed)));
   }
-  std::optional<Stat> stat = read_stat(pid);
-  if (!stat) return internal_error(format("process {} was not seen in /proc", pid));
+  Result<Stat> stat = read_stat(pid);
+  if (!stat.ok()) {
+    // Nobody would find it again. What it may have started by now is of its group still.
+    kill(-pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    return stat.status();
+  }
   return Process{pid, stat->start}.handle();
 }
 
-Observation LocalLauncher::observe(const std::string& handle, const std::string& folder) {
+Result<Observation> LocalLauncher::observe(const std::string& handle, const std::string& folder) {
   Process process = Process::parse(handle);
   // A child of this process stays a zombie until it is asked after; a former coordinator's is none of ours.
   if (process.pid > 0) waitpid(process.pid, nullptr, WNOHANG);
-  if (is_alive(process)) return {.running = true};
+  ASSIGN_OR_RETURN(bool alive, is_alive(process));
+  if (alive) return Observation{.running = true};
   Observation ended;
-  int code = 0;
-  if (std::ifstream(exit_file_of(folder)) >> code) ended.exit_code = code;
+  Result<std::string> code = read_whole(exit_file_of(folder));
+  if (code.ok()) {
+    if (int number = 0; std::istringstream(*code) >> number) ended.exit_code = number;
+  } else if (code.status().code() != StatusCode::kNotFound) {
+    return code.status();
+  }
   ended.last_words = last_words(log_file_of(folder));
   return ended;
 }
 
-void LocalLauncher::stop(const std::string& handle, StopMode mode) {
+Status LocalLauncher::stop(const std::string& handle, StopMode mode) {
   Process process = Process::parse(handle);
-  if (!is_alive(process)) return;
+  ASSIGN_OR_RETURN(bool alive, is_alive(process));
+  if (!alive) return ok_status();
   kill(process.pid, mode == StopMode::kKill ? SIGQUIT : SIGTERM);
   kill(process.pid, SIGCONT);  // a keeper that somebody stopped would never hear of it
+  return ok_status();
 }
 
-int LocalLauncher::sweep(const std::string& mark, const std::string& folder) {
+Result<int> LocalLauncher::sweep(const std::string& mark, const std::string& folder) {
   int num_found = 0;
   // What is killed is gone a moment later, and may have made a file or a process until then.
   Deadline deadline = Deadline::after(kEndOfKilled);
-  for (std::vector<int> found = processes_with(kMarkVariable, mark); !found.empty();
-       found = processes_with(kMarkVariable, mark)) {
+  while (true) {
+    ASSIGN_OR_RETURN(std::vector<int> found, processes_with(kMarkVariable, mark));
+    if (found.empty()) break;
+    if (deadline.expired()) return unavailable(format("process {} was killed and lives", found.front()));
     for (int pid : found) kill(pid, SIGKILL);
     num_found = std::max(num_found, static_cast<int>(found.size()));
-    if (deadline.expired()) break;
     std::this_thread::sleep_for(kBetweenLooks);
   }
   remove_world_folder(folder);
@@ -248,23 +287,30 @@ std::string last_words(const std::string& log_file) {
   return words.substr(0, kLongestWords);
 }
 
-std::vector<int> processes_with(const std::string& name, const std::string& value) {
+Result<std::vector<int>> processes_with(const std::string& name, const std::string& value) {
   std::vector<int> found;
   std::error_code error;
   std::string wanted = name + "=" + value;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    std::string file = entry.path().filename();
+  std::filesystem::directory_iterator entry("/proc", error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    std::string file = entry->path().filename();
     int pid = 0;
     auto [end, failed] = std::from_chars(file.data(), file.data() + file.size(), pid);
     if (failed != std::errc() || end != file.data() + file.size() || pid == getpid()) continue;
-    std::ifstream environment(entry.path() / "environ", std::ios::binary);
-    for (std::string variable; std::getline(environment, variable, '\0');) {
+    Result<std::string> environment = read_whole(entry->path() / "environ");
+    // It has ended, or is another user's and so none of ours.
+    StatusCode code = environment.status().code();
+    if (code == StatusCode::kNotFound || code == StatusCode::kFailedPrecondition) continue;
+    RETURN_IF_ERROR(environment.status());
+    std::istringstream variables(*environment);
+    for (std::string variable; std::getline(variables, variable, '\0');) {
       if (variable == wanted) {
         found.push_back(pid);
         break;
       }
     }
   }
+  if (error) return unavailable(format("/proc: {}", error.message()));
   return found;
 }
 

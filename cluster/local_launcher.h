@@ -25,8 +25,9 @@ std::string log_file_of(const std::string& folder);
 // json), without what introduces it; behind it stand mpirun's own words. Empty: the log's end has none.
 std::string last_words(const std::string& log_file);
 
-// The processes whose environment has NAME=VALUE, without this one.
-std::vector<int> processes_with(const std::string& name, const std::string& value);
+// The processes whose environment has NAME=VALUE, without this one. An error: not all of them could be looked
+// at.
+Result<std::vector<int>> processes_with(const std::string& name, const std::string& value);
 
 inline constexpr const char* kMarkVariable = "LLM_DIST_ATTEMPT";
 

@@ -118,16 +118,37 @@ Status Supervisor::look_after_attempt(const Job& job, const Attempt& attempt) {
                   .reason = "launched",
                   .attempt_change = AttemptChange{.state = AttemptState::kRunning}});
   }
-  Live& live = live_[job.id];
-  if (live.attempt != attempt.number) live = {.attempt = attempt.number};
-  Observation seen =
+  Live& live = live_of(job.id, attempt.number);
+  Result<Observation> seen =
       parts_.launcher.observe(attempt.handle, attempt_folder(parts_.places, job.id, attempt.number));
-  if (!seen.running) return attempt_ended(job, attempt, seen);
+  if (!seen.ok()) return look_again(attempt, seen.status());
+  if (!seen->running) return attempt_ended(job, attempt, *seen);
+  live.in_doubt = false;
   if (live.endpoint != attempt.endpoint) {
     live.endpoint = attempt.endpoint;
     parts_.watch.watch(live.endpoint);
   }
-  if (std::optional<std::string> why = why_to_stop(job, attempt)) stop(attempt, live, *why);
+  std::optional<std::string> why = why_to_stop(job, attempt);
+  if (!why) return ok_status();
+  Status asked = stop(attempt, live, *why);
+  return asked.ok() ? asked : look_again(attempt, asked);
+}
+
+Supervisor::Live& Supervisor::live_of(JobId job, int64_t attempt) {
+  Live& live = live_[job];
+  if (live.attempt != attempt) live = {.attempt = attempt};
+  return live;
+}
+
+// Nothing follows from what cannot be told now: what is taken for dead and lives would be started twice. The
+// next tick looks again, and only the first says so.
+Status Supervisor::look_again(const Attempt& attempt, const Status& why) {
+  Live& live = live_of(attempt.job, attempt.number);
+  if (std::exchange(live.in_doubt, true)) return ok_status();
+  log_warning("{}: it cannot be told whether attempt {} lives, and is looked for again: {}",
+              job_name(attempt.job),
+              attempt.number,
+              why.message());
   return ok_status();
 }
 
@@ -146,7 +167,7 @@ std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt
 }
 
 // Drained, asked, killed: each step once the one before has had its time.
-void Supervisor::stop(const Attempt& attempt, Live& live, const std::string& why) {
+Status Supervisor::stop(const Attempt& attempt, Live& live, const std::string& why) {
   live.why = why;
   const SupervisorOptions& options = parts_.options;
   int64_t passed_us = parts_.now_us() - live.ending_us;
@@ -160,52 +181,60 @@ void Supervisor::stop(const Attempt& attempt, Live& live, const std::string& why
       return begin_end(attempt, live, first);
     }
     case Ending::kDrained:
-      if (passed_us > options.drain_seconds * kSecondUs + kEndOfReplicaUs) {
-        begin_end(attempt, live, Ending::kTerminated);
-      }
-      return;
+      if (passed_us <= options.drain_seconds * kSecondUs + kEndOfReplicaUs) return ok_status();
+      return begin_end(attempt, live, Ending::kTerminated);
     case Ending::kTerminated:
-      if (passed_us > options.kill_after_us) begin_end(attempt, live, Ending::kKilled);
-      return;
-    case Ending::kKilled: return;
+      return passed_us <= options.kill_after_us ? ok_status() : begin_end(attempt, live, Ending::kKilled);
+    case Ending::kKilled: return ok_status();
   }
+  return ok_status();
 }
 
-void Supervisor::begin_end(const Attempt& attempt, Live& live, Ending ending) {
-  live.ending = ending;
-  live.ending_us = parts_.now_us();
+Status Supervisor::begin_end(const Attempt& attempt, Live& live, Ending ending) {
   if (ending == Ending::kDrained) {
     parts_.watch.drain(live.endpoint, parts_.secrets.api_key(attempt.job, attempt.number));
   } else {
-    parts_.launcher.stop(attempt.handle, ending == Ending::kKilled ? StopMode::kKill : StopMode::kTerminate);
+    RETURN_IF_ERROR(parts_.launcher.stop(attempt.handle,
+                                         ending == Ending::kKilled ? StopMode::kKill : StopMode::kTerminate));
   }
+  live.ending = ending;
+  live.ending_us = parts_.now_us();
+  return ok_status();
 }
 
-int Supervisor::sweep(const Attempt& attempt) {
+Result<int> Supervisor::sweep(const Attempt& attempt) {
   return parts_.launcher.sweep(attempt_mark(parts_.places, attempt.job, attempt.number),
                                attempt_folder(parts_.places, attempt.job, attempt.number));
 }
 
 Status Supervisor::attempt_lost(const Job& job, const Attempt& attempt) {
-  int found = sweep(attempt);
-  log_warning("{}: attempt {} was being launched when a coordinator ended; {} processes of it ended",
+  Result<int> found = sweep(attempt);
+  if (!found.ok()) return look_again(attempt, found.status());
+  log_warning("{}: the launch of attempt {} was interrupted; {} processes of it ended",
               job_name(job.id),
               attempt.number,
-              found);
+              *found);
   ChangeJob change{.job = job.id, .expected_version = job.version, .attempt = attempt.number};
   change.attempt_change = AttemptChange{.state = AttemptState::kEnded, .reason = kLost, .exit_code = -1};
-  return settle(job, std::move(change), kLost);
+  return end_attempt(job, std::move(change), kLost);
 }
 
 Status Supervisor::attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen) {
   // Without an exit code its keeper was killed, and what the keeper kept may live.
-  if (!seen.exit_code) sweep(attempt);
+  if (!seen.exit_code) {
+    Result<int> swept = sweep(attempt);
+    if (!swept.ok()) return look_again(attempt, swept.status());
+  }
   const std::string why = why_it_ended(job, live_.at(job.id).why, parts_.now_us());
   int code = seen.exit_code.value_or(-1);
   ChangeJob change{.job = job.id, .expected_version = job.version, .attempt = attempt.number};
   change.message = code < 0 ? "the exit code is unknown" : format("exit code {}", code);
   if (is_refusal(code) && !seen.last_words.empty()) change.message += ": " + seen.last_words;
   change.attempt_change = AttemptChange{.state = AttemptState::kEnded, .reason = why, .exit_code = code};
+  return end_attempt(job, std::move(change), why);
+}
+
+Status Supervisor::end_attempt(const Job& job, ChangeJob change, const std::string& why) {
   RETURN_IF_ERROR(settle(job, std::move(change), why));
   // If the job had changed it is settled again, for the same reason.
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
@@ -382,12 +411,16 @@ Status Supervisor::start(const Job& job) {
 }
 
 Status Supervisor::launch_failed(JobId id, int64_t number, const Status& why) {
+  const Attempt attempt{.job = id, .number = number};
+  Result<int> swept = sweep(attempt);
+  // Without a handle it is swept again at the next tick, as after a crash.
+  if (!swept.ok()) return look_again(attempt, swept.status());
   // A user may have had a wish since the attempt was begun.
   ASSIGN_OR_RETURN(Job job, parts_.store.job(id));
   ChangeJob change{.job = id, .expected_version = job.version, .attempt = number, .message = why.message()};
   change.attempt_change =
       AttemptChange{.state = AttemptState::kEnded, .reason = "launch_failed", .exit_code = -1};
-  return settle(job, std::move(change), "launch_failed");
+  return end_attempt(job, std::move(change), "launch_failed");
 }
 
 // A change that came too late is no error: the next tick sees the newer state.

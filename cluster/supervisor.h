@@ -60,8 +60,9 @@ class Supervisor {
   // What is known of an attempt besides what is written: lost with this process, and then found again.
   struct Live {
     int64_t attempt = 0;
-    std::string endpoint;  // watched; empty: none yet
-    std::string why{};     // it is being stopped, for a reason of ours
+    std::string endpoint;   // watched; empty: none yet
+    std::string why{};      // it is being stopped, for a reason of ours
+    bool in_doubt = false;  // whether it lives could not be told at the last look
     Ending ending = Ending::kNone;
     int64_t ending_us = 0;  // since when
   };
@@ -69,11 +70,14 @@ class Supervisor {
   Status look_after(const Job& job, Queue& queue);
   Status look_after_attempt(const Job& job, const Attempt& attempt);
   std::optional<std::string> why_to_stop(const Job& job, const Attempt& attempt);
-  void stop(const Attempt& attempt, Live& live, const std::string& why);
-  void begin_end(const Attempt& attempt, Live& live, Ending ending);
-  int sweep(const Attempt& attempt);
+  Status stop(const Attempt& attempt, Live& live, const std::string& why);
+  Status begin_end(const Attempt& attempt, Live& live, Ending ending);
+  Result<int> sweep(const Attempt& attempt);
+  Live& live_of(JobId job, int64_t attempt);
+  Status look_again(const Attempt& attempt, const Status& why);
   Status attempt_lost(const Job& job, const Attempt& attempt);
   Status attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen);
+  Status end_attempt(const Job& job, ChangeJob change, const std::string& why);
   Status settle(const Job& job, ChangeJob change, const std::string& why);
   Status settle_failure(const Job& job, ChangeJob change, const std::string& why);
   Status finish(const Job& job);

@@ -86,12 +86,15 @@ Result<std::string> FakeMachine::launch(const LaunchRequest&) {
   replicas.push_back(std::make_unique<FakeReplica>(behaviour));
   return std::to_string(replicas.size() - 1);
 }
-Observation FakeMachine::observe(const std::string& handle, const std::string&) {
+Result<Observation> FakeMachine::observe(const std::string& handle, const std::string&) {
   bool alive = replicas[std::stoul(handle)]->alive();
-  return {.running = alive, .exit_code = alive ? std::nullopt : std::optional<int>(137)};
+  return Observation{.running = alive, .exit_code = alive ? std::nullopt : std::optional<int>(137)};
 }
-void FakeMachine::stop(const std::string& handle, StopMode) { replicas[std::stoul(handle)]->die(); }
-int FakeMachine::sweep(const std::string&, const std::string&) { return 0; }
+Status FakeMachine::stop(const std::string& handle, StopMode) {
+  replicas[std::stoul(handle)]->die();
+  return ok_status();
+}
+Result<int> FakeMachine::sweep(const std::string&, const std::string&) { return 0; }
 
 std::string item_line(const std::string& custom_id, const std::string& prompt, const std::string& model) {
   json line = {{"custom_id", custom_id},

@@ -62,9 +62,9 @@ class FakeMachine : public Launcher {
   std::string_view name() const override { return "fake"; }
   int num_slots() const override { return 2; }
   Result<std::string> launch(const LaunchRequest& request) override;
-  Observation observe(const std::string& handle, const std::string& folder) override;
-  void stop(const std::string& handle, StopMode mode) override;
-  int sweep(const std::string& mark, const std::string& folder) override;
+  Result<Observation> observe(const std::string& handle, const std::string& folder) override;
+  Status stop(const std::string& handle, StopMode mode) override;
+  Result<int> sweep(const std::string& mark, const std::string& folder) override;
   FakeReplica& last() { return *replicas.back(); }
 
   FakeReplica::Behaviour behaviour;

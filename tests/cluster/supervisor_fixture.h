@@ -36,17 +36,23 @@ class FakeMachine : public Launcher {
     if (on_launch) on_launch();
     if (refuses) return failed_precondition("no mpirun");
     processes.push_back({.request = request});
+    if (loses) return unavailable("no descriptor");
     return std::to_string(processes.size() - 1);
   }
-  Observation observe(const std::string& handle, const std::string&) override {
+  Result<Observation> observe(const std::string& handle, const std::string&) override {
+    if (blind) return unavailable("no descriptor");
     const Process& process = processes[std::stoul(handle)];
-    return {.running = process.running, .exit_code = process.exit_code, .last_words = process.last_words};
+    return Observation{
+        .running = process.running, .exit_code = process.exit_code, .last_words = process.last_words};
   }
-  void stop(const std::string& handle, StopMode mode) override {
+  Status stop(const std::string& handle, StopMode mode) override {
+    if (cannot_stop) return unavailable("no descriptor");
     Process& process = processes[std::stoul(handle)];
     (mode == StopMode::kKill ? process.num_kills : process.num_terminates)++;
+    return ok_status();
   }
-  int sweep(const std::string& mark, const std::string&) override {
+  Result<int> sweep(const std::string& mark, const std::string&) override {
+    if (blind) return unavailable("no descriptor");
     int found = 0;
     for (Process& process : processes) {
       if (process.request.mark != mark || !process.running) continue;
@@ -67,6 +73,9 @@ class FakeMachine : public Launcher {
 
   int slots = 2;
   bool refuses = false;
+  bool loses = false;  // what it launches: started, and not found again
+  bool blind = false;  // cannot look at processes
+  bool cannot_stop = false;
   std::function<void()> on_launch;  // while it is being launched
   std::vector<Process> processes;
   std::set<std::string> swept;

@@ -331,6 +331,60 @@ TEST_F(SupervisorTest, ALaunchThatFailsIsTriedAgain) {
   EXPECT_EQ(state(id), kStarting);
 }
 
+TEST_F(SupervisorTest, WhatCannotBeLookedAtIsNotTakenForDead) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  tick();
+  machine_.blind = true;
+  for (int i = 0; i < 5; ++i) tick(100);
+  EXPECT_EQ(state(id), kRunning);
+  EXPECT_EQ(machine_.processes.size(), 1u);
+  machine_.processes[0].running = false;  // and its keeper with it
+  tick(100);
+  EXPECT_EQ(state(id), kRunning) << "nobody knows";
+  EXPECT_TRUE(machine_.swept.empty());
+  machine_.blind = false;
+  tick();
+  EXPECT_EQ(state(id), kRecovering);
+  EXPECT_EQ(machine_.swept.size(), 1u);
+}
+
+TEST_F(SupervisorTest, ALaunchThatIsNotFoundAgainLeavesNothingBehind) {
+  JobId id = submit(JobKind::kServe);
+  machine_.loses = true;
+  tick();
+  EXPECT_EQ(machine_.num_running(), 0u);
+  EXPECT_EQ(reason_of_attempt(id), "launch_failed");
+  machine_.on_launch = [&] { machine_.blind = true; };
+  tick(100);
+  EXPECT_EQ(machine_.num_running(), 1u);
+  EXPECT_EQ(state(id), kStarting) << "while it may live";
+  machine_.loses = false;
+  tick(100);
+  EXPECT_EQ(machine_.processes.size(), 2u) << "no second one is started beside it";
+  machine_.blind = false;
+  tick();
+  EXPECT_EQ(machine_.num_running(), 0u);
+  EXPECT_EQ(reason_of_attempt(id), "launch_interrupted");
+}
+
+TEST_F(SupervisorTest, AnEndThatCouldNotBeAskedForIsAskedForAgain) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  wish(id, kCancelling);
+  machine_.cannot_stop = true;
+  tick(100);
+  machine_.cannot_stop = false;
+  tick(100);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  machine_.cannot_stop = true;
+  tick(100);
+  machine_.cannot_stop = false;
+  tick();
+  EXPECT_EQ(machine_.processes[0].num_kills, 1);
+}
+
 TEST_F(SupervisorTest, LaunchesThatAlwaysFailAreGivenUp) {
   JobId replica = submit(JobKind::kServe);
   JobId bench = submit(JobKind::kBench);

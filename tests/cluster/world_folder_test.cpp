@@ -71,8 +71,8 @@ TEST_F(WorldFolder, ASweepRemovesItOnceTheProcessesAreGone) {
           &pid, "/bin/sh", nullptr, nullptr, const_cast<char**>(words), const_cast<char**>(environment)),
       0);
   // What is just being executed shows no environment yet.
-  while (processes_with(kMarkVariable, attempt_).empty()) std::this_thread::yield();
-  EXPECT_EQ(make_local_launcher({})->sweep(attempt_, attempt_), 1);
+  while (processes_with(kMarkVariable, attempt_).value().empty()) std::this_thread::yield();
+  EXPECT_EQ(make_local_launcher({})->sweep(attempt_, attempt_).value(), 1);
   int status = 0;
   EXPECT_EQ(waitpid(pid, &status, WNOHANG), pid) << "it is not awaited";
   EXPECT_EQ(WTERMSIG(status), SIGKILL);

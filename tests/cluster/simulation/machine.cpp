@@ -15,6 +15,7 @@ using std::chrono::seconds;
 
 constexpr int kTerminated = 143;
 constexpr int kKilled = 137;
+constexpr double kBlind = 0.02;         // looks at processes that tell nothing
 constexpr int kFirstGroup = 1'000'000;  // of the fibers of processes
 
 std::string variable(const LaunchRequest& request, const std::string& name) {
@@ -69,24 +70,35 @@ void Machine::check_launch(const Process& launched) {
   if (used > kNumSlots) world_.violate(format("{} of {} slots are in use", used, kNumSlots));
 }
 
-Observation Machine::observe(const std::string& handle, const std::string&) {
+Result<Observation> Machine::observe(const std::string& handle, const std::string&) {
+  if (world_.fault(kBlind)) {
+    if (world_.options.mutant == Mutant::kTakesDoubtForDeath) return Observation{};
+    return unavailable("too many open files");
+  }
   const Process& process = *processes_.at(std::stoul(handle));
-  return {.running = process.keeper, .exit_code = process.keeper ? std::nullopt : process.exit_code};
+  return Observation{.running = process.keeper,
+                     .exit_code = process.keeper ? std::nullopt : process.exit_code};
 }
 
-void Machine::stop(const std::string& handle, StopMode mode) {
+Status Machine::stop(const std::string& handle, StopMode mode) {
+  if (world_.fault(kBlind)) return unavailable("too many open files");
   Process& process = *processes_.at(std::stoul(handle));
   bool kills = mode == StopMode::kKill;
   world_.note("process {} is {}", process.number, kills ? "killed" : "asked to end");
-  if (!process.keeper || (process.deaf && !kills)) return;
+  if (!process.keeper || (process.deaf && !kills)) return ok_status();
   world_.fibers->spawn(Fibers::kWorld, [this, &process, kills] {
     world_.fibers->sleep(world_.fibers->between(0, kills ? 0.5 : 3));
     end(process, kills ? kKilled : kTerminated);
   });
+  return ok_status();
 }
 
-int Machine::sweep(const std::string& mark, const std::string&) {
+Result<int> Machine::sweep(const std::string& mark, const std::string&) {
   world_.await();
+  if (world_.fault(kBlind)) {
+    if (world_.options.mutant == Mutant::kTakesDoubtForDeath) return 0;
+    return unavailable("too many open files");
+  }
   if (world_.options.mutant == Mutant::kLaunchesTwice) return 0;
   int found = 0;
   for (const auto& process : processes_) {

@@ -50,9 +50,9 @@ class Machine : public Launcher {
     return kNumSlots + (world_.options.mutant == Mutant::kCountsTooFewSlots ? 1 : 0);
   }
   Result<std::string> launch(const LaunchRequest& request) override;
-  Observation observe(const std::string& handle, const std::string& folder) override;
-  void stop(const std::string& handle, StopMode mode) override;
-  int sweep(const std::string& mark, const std::string& folder) override;
+  Result<Observation> observe(const std::string& handle, const std::string& folder) override;
+  Status stop(const std::string& handle, StopMode mode) override;
+  Result<int> sweep(const std::string& mark, const std::string& folder) override;
 
   // Every process ends: power failed, or the keepers saw no coordinator for too long.
   void end_all(std::optional<int> exit_code);

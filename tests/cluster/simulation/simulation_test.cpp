@@ -173,6 +173,7 @@ INSTANTIATE_TEST_SUITE_P(Lacks,
                                            Lack{Mutant::kNoAttemptCheck, "TheAttemptCheck"},
                                            Lack{Mutant::kForgetsToAdopt, "Adoption"},
                                            Lack{Mutant::kLaunchesTwice, "TheEndOfAnInterruptedLaunch"},
+                                           Lack{Mutant::kTakesDoubtForDeath, "Doubt"},
                                            Lack{Mutant::kCountsTooFewSlots, "ASlot"}),
                          [](const auto& instance) { return std::string(instance.param.name); });
 

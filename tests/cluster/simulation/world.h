@@ -16,13 +16,14 @@ namespace llm_dist::cluster::simulation {
 // A coordinator with something taken out: the checks must find it.
 enum class Mutant : uint8_t {
   kNone,
-  kLyingDisk,         // a sync does nothing
-  kNoIdempotency,     // a key is not looked up
-  kNoEpochCheck,      // what an older coordinator still has to say is carried out
-  kNoAttemptCheck,    // and what speaks for an older attempt
-  kForgetsToAdopt,    // what an older coordinator started is not looked after
-  kLaunchesTwice,     // an interrupted launch is not ended before the next
-  kCountsTooFewSlots  // as used
+  kLyingDisk,           // a sync does nothing
+  kNoIdempotency,       // a key is not looked up
+  kNoEpochCheck,        // what an older coordinator still has to say is carried out
+  kNoAttemptCheck,      // and what speaks for an older attempt
+  kForgetsToAdopt,      // what an older coordinator started is not looked after
+  kLaunchesTwice,       // an interrupted launch is not ended before the next
+  kTakesDoubtForDeath,  // what cannot be looked at is taken for ended
+  kCountsTooFewSlots    // as used
 };
 
 enum class Crash : uint8_t {

@@ -1,0 +1,78 @@
+// Attempts as real processes, also where this process cannot look at them.
+#include "cluster/local_launcher.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <thread>
+
+#include "src/base/clock.h"
+#include "tests/cluster/store_fixture.h"
+#include "tests/http/no_descriptors.h"
+
+namespace llm_dist::cluster::testing {
+namespace {
+
+class LocalLauncher : public ::testing::Test {
+ protected:
+  // Its keeper is a program that does `script`, whatever it is asked for.
+  void use(const std::string& script) {
+    const std::string program = folder_.file("keeper");
+    std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
+    ASSERT_EQ(chmod(program.c_str(), S_IRWXU), 0);
+    launcher_ = make_local_launcher({.program = program, .store_path = folder_.file("store")});
+  }
+  void TearDown() override { EXPECT_TRUE(launcher_->sweep(mark_, attempt_).ok()); }
+  Result<std::string> launch() {
+    return launcher_->launch({.mark = mark_, .folder = attempt_, .arguments = {}});
+  }
+  bool ends(const std::string& handle) {
+    for (Deadline patience = Deadline::after_seconds(60); !patience.expired();) {
+      if (!launcher_->observe(handle, attempt_).value().running) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return false;
+  }
+
+  TemporaryFolder folder_;
+  std::string attempt_ = folder_.file("attempt");
+  std::string mark_ = attempt_;
+  std::unique_ptr<Launcher> launcher_;
+};
+
+TEST_F(LocalLauncher, WithoutDescriptorsNothingIsTakenForEnded) {
+  use("exec sleep 1000");
+  std::string handle = launch().value();
+  EXPECT_TRUE(launcher_->observe(handle, attempt_).value().running);
+  {
+    http::NoDescriptors none;
+    EXPECT_FALSE(launcher_->observe(handle, attempt_).ok());
+    EXPECT_FALSE(launcher_->stop(handle, StopMode::kKill).ok());
+    EXPECT_FALSE(launcher_->sweep(mark_, attempt_).ok());
+    EXPECT_FALSE(processes_with(kMarkVariable, mark_).ok());
+  }
+  EXPECT_TRUE(launcher_->observe(handle, attempt_).value().running);
+  EXPECT_TRUE(launcher_->stop(handle, StopMode::kTerminate).ok());
+  EXPECT_TRUE(ends(handle));
+  EXPECT_FALSE(launcher_->observe(handle, attempt_).value().exit_code);
+  std::ofstream(exit_file_of(attempt_)) << "7\n";
+  EXPECT_EQ(launcher_->observe(handle, attempt_).value().exit_code, 7);
+  http::NoDescriptors none;
+  EXPECT_FALSE(launcher_->observe(handle, attempt_).ok()) << "its exit code is not lost";
+}
+
+TEST_F(LocalLauncher, WhatItCouldNotFindAgainIsEnded) {
+  use("sleep 1000 & wait");
+  Status launched;
+  {
+    http::NoDescriptors none;
+    launched = launch().status();
+  }
+  EXPECT_NE(launched.message().find("/proc/"), std::string::npos) << launched.to_string();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(processes_with(kMarkVariable, mark_).value().empty());
+}
+
+}  // namespace
+}  // namespace llm_dist::cluster::testing
