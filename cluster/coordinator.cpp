@@ -16,6 +16,7 @@
 #include "cluster/caretaker.h"
 #include "cluster/file_contents.h"
 #include "cluster/local_launcher.h"
+#include "cluster/open_files.h"
 #include "cluster/replica_loads.h"
 #include "cluster/store/sqlite_store.h"
 #include "src/base/format.h"
@@ -30,6 +31,7 @@ namespace {
 constexpr int kReaderThreads = 2;
 constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody else
 constexpr size_t kMaxBodyBytes = 1 << 20;
+constexpr rlim_t kOwnFiles = 256;  // store, logs, probes, event queues, clients that are turned away
 constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
 constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
 constexpr auto kBetweenSamples = std::chrono::seconds(2);
@@ -93,7 +95,8 @@ class Coordinator::Impl {
         launcher_(make_local_launcher({.program = options_.program,
                                        .store_path = options_.store_path,
                                        .num_slots = options_.num_slots,
-                                       .orphan_seconds = options_.orphan_seconds})),
+                                       .orphan_seconds = options_.orphan_seconds,
+                                       .open_files = open_files_.before})),
         watch_(make_http_watch()),
         contents_(options_.store_path + ".files"),
         feed_(*store_),
@@ -146,6 +149,7 @@ class Coordinator::Impl {
   void take_care();
   void sample_loads();
   Status prepare_files();
+  size_t max_connections(size_t wanted) const;
   http::Admission admit(const http::Request& head) const;
   // Why its sender may not ask this.
   std::optional<ApiError> refusal(const http::Request& head) const;
@@ -156,6 +160,7 @@ class Coordinator::Impl {
   }
 
   const CoordinatorOptions options_;
+  const OpenFiles open_files_ = raise_open_files();
   Access access_;
   std::unique_ptr<Store> store_;
   Catalogue catalogue_;
@@ -190,6 +195,7 @@ Status Coordinator::Impl::serve() {
   http.port = options_.port;
   http.tls_cert_file = options_.ssl_certfile;
   http.tls_key_file = options_.ssl_keyfile;
+  http.max_connections = max_connections(http.max_connections);
   http.body_timeout = kUploadTime;
   http.max_body_bytes = files_api_.max_body_bytes();
   http.admit = [this](const http::Request& head) { return admit(head); };
@@ -208,6 +214,18 @@ Status Coordinator::Impl::prepare_files() {
   int removed = contents_.sweep(known);
   if (removed > 0) log_info("{} contents that no file names were removed", removed);
   return ok_status();
+}
+
+// Whatever clients do, the coordinator finds descriptors for what it does itself.
+size_t Coordinator::Impl::max_connections(size_t wanted) const {
+  rlim_t items = static_cast<rlim_t>(options_.num_slots) * options_.batch_concurrency;
+  size_t fit = clients_within(open_files_.now, kOwnFiles + items);
+  if (fit >= wanted) return wanted;
+  log_warning("{} connections at a time, and not {}: only {} files may be open (ulimit -Hn)",
+              fit,
+              wanted,
+              open_files_.now);
+  return fit;
 }
 
 // Only an upload may be large, and only whoever may upload may send one.

@@ -33,8 +33,9 @@ struct CoordinatorOptions {
 
 class Coordinator {
  public:
-  // Serves when it returns. The errors are those of open_sqlite_store, Catalogue::read and
-  // http::Server::create; invalid_argument: other machines could reach it and nothing asks for a key.
+  // Serves when it returns; the process may have as many files open as its hard limit says from then on. The
+  // errors are those of open_sqlite_store, Catalogue::read and http::Server::create; invalid_argument: other
+  // machines could reach it and nothing asks for a key.
   static Result<std::unique_ptr<Coordinator>> start(const CoordinatorOptions& options);
   // Leaves replicas running: the next coordinator of this store goes on with them.
   ~Coordinator();

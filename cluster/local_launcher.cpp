@@ -209,6 +209,9 @@ Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
     remove_world_folder(request.folder);
     return failed_precondition(format("cannot start {}: {}", options_.program, strerror(failed)));
   }
+  // posix_spawn() takes no limits. The keeper is told before it has loaded its libraries, and passes them on;
+  // one that was faster runs its command with more than that command needs.
+  if (options_.open_files) prlimit(pid, RLIMIT_NOFILE, &*options_.open_files, nullptr);
   Result<Stat> stat = read_stat(pid);
   if (!stat.ok()) {
     // Nobody would find it again. What it may have started by now is of its group still.

@@ -2,7 +2,10 @@
 // below that the ranks. The keeper outlives the coordinator and notes the exit code.
 #pragma once
 
+#include <sys/resource.h>
+
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cluster/launcher.h"
@@ -10,10 +13,11 @@
 namespace llm_dist::cluster {
 
 struct LocalLauncherOptions {
-  std::string program;      // llm-dist itself
-  std::string store_path;   // whose lock tells keepers that a coordinator lives
-  int num_slots = 1;        // ranks at a time
-  int orphan_seconds = 60;  // without any coordinator, then a keeper ends its attempt
+  std::string program;                 // llm-dist itself
+  std::string store_path;              // whose lock tells keepers that a coordinator lives
+  int num_slots = 1;                   // ranks at a time
+  int orphan_seconds = 60;             // without any coordinator, then a keeper ends its attempt
+  std::optional<rlimit> open_files{};  // of what it starts; nothing: as this process
 };
 
 std::unique_ptr<Launcher> make_local_launcher(LocalLauncherOptions options);

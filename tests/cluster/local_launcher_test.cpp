@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "cluster/open_files.h"
 #include "src/base/clock.h"
 #include "tests/cluster/store_fixture.h"
 #include "tests/http/no_descriptors.h"
@@ -17,11 +19,12 @@ namespace {
 class LocalLauncher : public ::testing::Test {
  protected:
   // Its keeper is a program that does `script`, whatever it is asked for.
-  void use(const std::string& script) {
+  void use(const std::string& script, std::optional<rlimit> open_files = {}) {
     const std::string program = folder_.file("keeper");
     std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
     ASSERT_EQ(chmod(program.c_str(), S_IRWXU), 0);
-    launcher_ = make_local_launcher({.program = program, .store_path = folder_.file("store")});
+    launcher_ = make_local_launcher(
+        {.program = program, .store_path = folder_.file("store"), .open_files = open_files});
   }
   void TearDown() override { EXPECT_TRUE(launcher_->sweep(mark_, attempt_).ok()); }
   Result<std::string> launch() {
@@ -72,6 +75,28 @@ TEST_F(LocalLauncher, WhatItCouldNotFindAgainIsEnded) {
   EXPECT_NE(launched.message().find("/proc/"), std::string::npos) << launched.to_string();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_TRUE(processes_with(kMarkVariable, mark_).value().empty());
+}
+
+TEST_F(LocalLauncher, WhatItStartsHasTheLimitThatItIsTold) {
+  std::string seen = folder_.file("seen");
+  use("sleep 0.3; ulimit -Sn > " + seen + ".part; mv " + seen + ".part " + seen + "; exec sleep 1000",
+      rlimit{.rlim_cur = 77, .rlim_max = 99});
+  ASSERT_TRUE(launch().ok());
+  for (Deadline patience = Deadline::after_seconds(60);
+       !std::filesystem::exists(seen) && !patience.expired();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  int limit = 0;
+  std::ifstream(seen) >> limit;
+  EXPECT_EQ(limit, 77);
+}
+
+TEST(OpenFiles, ClientsLeaveTheProcessItsOwn) {
+  EXPECT_EQ(clients_within(20'000, 300), 9'850u);
+  EXPECT_EQ(clients_within(1024, 384), 320u);
+  EXPECT_EQ(clients_within(128, 384), 16u);
+  EXPECT_EQ(clients_within(1, 384), 1u);
+  EXPECT_GT(clients_within(RLIM_INFINITY, 384), 1'000'000u);
 }
 
 }  // namespace

@@ -6,7 +6,9 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -25,11 +27,12 @@ PATIENCE = 240
 
 
 class Cluster:
-    def __init__(self, folder, orphan_seconds=60, slots=2, tls=False):
+    def __init__(self, folder, orphan_seconds=60, slots=2, tls=False, open_files=None):
         self.folder = pathlib.Path(folder)
         self.certificate = self.make_certificate() if tls else None
         self.orphan_seconds = orphan_seconds
         self.slots = slots
+        self.open_files = open_files
         self.port = free_port()
         self.process = None
         arguments = ["--max-model-len", "256", "--threads", "1", "--kv-cache-memory-bytes", "33554432"]
@@ -51,9 +54,10 @@ class Cluster:
     def start(self):
         (self.folder / "tmp").mkdir(exist_ok=True)
         tls = ["--ssl-certfile", "certificate.pem", "--ssl-keyfile", "key.pem"] if self.certificate else []
+        few = ["prlimit", f"--nofile={self.open_files}"] if self.open_files else []
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
+                [*few, BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
                  "--slots", str(self.slots), "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds), *tls],
                 cwd=self.folder, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(self.folder / "tmp")})
         self.wait_for(lambda: self.call("GET", "/readyz") is not None, "the coordinator to start")
@@ -190,6 +194,42 @@ class ReplicasTest(unittest.TestCase):
         cluster.wait_state(job, "RUNNING", attempt=3)
         cluster.wait_for(lambda: len(cluster.processes()) == 2, "all of the second attempt to be gone")
 
+        cluster.call("POST", f"/v1/jobs/{job}/cancel")
+        cluster.wait_state(job, "CANCELLED")
+        self.nothing_left(cluster)
+
+    def test_clients_that_say_nothing_end_no_replica(self):
+        cluster = self.cluster(open_files=128)
+        self.assertIn("connections at a time", (cluster.folder / "log").read_text())
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]
+        cluster.wait_state(job, "RUNNING")
+        before = cluster.processes().keys()
+        clients = []
+        for _ in range(200):
+            clients.append(socket.create_connection(("127.0.0.1", cluster.port), timeout=30))
+        time.sleep(4)  # many looks, some probes
+        for client in clients:
+            client.close()
+        self.assertEqual(cluster.processes().keys(), before)
+        cluster.wait_for(lambda: cluster.call("GET", "/readyz") is not None, "room for a client")
+        self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}")["attempt"], 1)
+        cluster.call("POST", f"/v1/jobs/{job}/cancel")
+        cluster.wait_state(job, "CANCELLED")
+        self.nothing_left(cluster)
+
+    def test_a_coordinator_without_descriptors_ends_no_replica(self):
+        cluster = self.cluster()
+        job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2"})["id"]
+        cluster.wait_state(job, "RUNNING")
+        before = cluster.processes().keys()
+        limit = resource.prlimit(cluster.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(cluster.process.pid, resource.RLIMIT_NOFILE, (0, limit[1]))
+        time.sleep(4)  # many looks, some probes
+        resource.prlimit(cluster.process.pid, resource.RLIMIT_NOFILE, limit)
+        self.assertIsNone(cluster.process.poll())
+        self.assertEqual(cluster.processes().keys(), before)
+        self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}")["attempt"], 1)
+        self.assertEqual((cluster.folder / "log").read_text().count("cannot be told whether"), 1)
         cluster.call("POST", f"/v1/jobs/{job}/cancel")
         cluster.wait_state(job, "CANCELLED")
         self.nothing_left(cluster)

@@ -1,0 +1,21 @@
+#include "cluster/open_files.h"
+
+#include <algorithm>
+
+#include "src/base/check.h"
+
+namespace llm_dist::cluster {
+
+OpenFiles raise_open_files() {
+  OpenFiles files;
+  CHECK(getrlimit(RLIMIT_NOFILE, &files.before) == 0, "the limit of open files cannot be read");
+  rlimit raised{.rlim_cur = files.before.rlim_max, .rlim_max = files.before.rlim_max};
+  files.now = setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : files.before.rlim_cur;
+  return files;
+}
+
+size_t clients_within(rlim_t open_files, rlim_t own) {
+  return std::max<rlim_t>(1, (open_files - std::min(own, open_files / 4 * 3)) / 2);
+}
+
+}  // namespace llm_dist::cluster
