@@ -31,8 +31,8 @@ namespace {
 constexpr int kReaderThreads = 2;
 constexpr int kFileThreads = 2;  // uploads and long input files hold up nobody else
 constexpr size_t kMaxBodyBytes = 1 << 20;
+constexpr size_t kMaxOpenBodyBytes = 16 << 10;  // of what anybody may send, as a registration
 constexpr rlim_t kOwnFiles = 256;  // store, logs, probes, event queues, clients that are turned away
-constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
 constexpr int64_t kDayUs = 24LL * 3600 * 1'000'000;
 constexpr auto kBetweenSamples = std::chrono::seconds(2);
 
@@ -196,7 +196,6 @@ Status Coordinator::Impl::serve() {
   http.tls_cert_file = options_.ssl_certfile;
   http.tls_key_file = options_.ssl_keyfile;
   http.max_connections = max_connections(http.max_connections);
-  http.body_timeout = kUploadTime;
   http.max_body_bytes = files_api_.max_body_bytes();
   http.admit = [this](const http::Request& head) { return admit(head); };
   http.render_error = render_http_error;
@@ -228,11 +227,16 @@ size_t Coordinator::Impl::max_connections(size_t wanted) const {
   return fit;
 }
 
-// Only an upload may be large, and only whoever may upload may send one.
+// Only whoever may ask may send much, and only an upload may be large. What brings no body is refused by its
+// handler: that keeps the connection.
 http::Admission Coordinator::Impl::admit(const http::Request& head) const {
-  if (!FilesApi::is_upload(head)) return {.max_body_bytes = kMaxBodyBytes};
-  if (std::optional<ApiError> error = refusal(head)) return {.refusal = error_reply(*error)};
-  return files_api_.admit(head);
+  const bool is_upload = FilesApi::is_upload(head);
+  const bool brings_body =
+      is_upload || head.headers.find("Transfer-Encoding") != nullptr || head.content_length().value_or(0) > 0;
+  std::optional<ApiError> error = refusal(head);
+  if (error && brings_body) return {.refusal = error_reply(*error)};
+  if (is_upload) return files_api_.admit(head);
+  return {.max_body_bytes = needed_scope(head) ? kMaxBodyBytes : kMaxOpenBodyBytes};
 }
 
 std::optional<ApiError> Coordinator::Impl::refusal(const http::Request& head) const {

@@ -14,7 +14,8 @@ namespace llm_dist::cluster {
 namespace {
 
 constexpr int kMaxPage = 10'000;
-constexpr uint64_t kFormBytes = 64 << 10;  // of an upload, besides its file
+constexpr auto kUploadTime = std::chrono::minutes(10);  // for --max-file-bytes over a slow line
+constexpr uint64_t kFormBytes = 64 << 10;               // of an upload, besides its file
 
 Result<FileFilter> parse_filter(const http::Request& request) {
   FileFilter filter{.limit = kMaxPage};
@@ -74,7 +75,7 @@ http::Admission FilesApi::admit(const http::Request& head) const {
   if (room.ok() && length <= max_body_bytes() && length > room.value()) {
     return {.refusal = error_reply(resource_exhausted("the disk has no room for this file"))};
   }
-  return {.max_body_bytes = max_body_bytes(), .sink = std::move(upload)};
+  return {.max_body_bytes = max_body_bytes(), .body_timeout = kUploadTime, .sink = std::move(upload)};
 }
 
 void FilesApi::upload(const http::Request& request, const WriterPtr& writer) {

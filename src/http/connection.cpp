@@ -187,8 +187,8 @@ asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& par
     const bool begins = parser.header_done() && !in_body;
     if (begins) {
       in_body = true;
-      deadline = Clock::now() + core_->options.body_timeout;
       if (!admit(request)) co_return Outcome::kRefused;
+      deadline = Clock::now() + admission_.body_timeout.value_or(core_->options.body_timeout);
     }
     if (in_body && !check_size(request)) co_return Outcome::kRefused;
     if (request.sink && !request.body.empty() && (parser.done() || request.body.size() >= kPieceBytes)) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/clock.h"
 #include "src/http/body.h"
 
 namespace llm_dist::http {
@@ -70,9 +71,10 @@ struct Response {
 
 // What a server does with a body whose header has come.
 struct Admission {
-  std::optional<Response> refusal{};     // the answer; the body is not taken
-  uint64_t max_body_bytes = UINT64_MAX;  // beyond, or beyond what the server takes at all: 413
-  std::shared_ptr<BodySink> sink{};      // takes the body; without one it is held in Request::body
+  std::optional<Response> refusal{};       // the answer; the body is not taken
+  uint64_t max_body_bytes = UINT64_MAX;    // beyond, or beyond what the server takes at all: 413
+  std::optional<Duration> body_timeout{};  // of the whole body; nothing: the server's
+  std::shared_ptr<BodySink> sink{};        // takes the body; without one it is held in Request::body
 };
 
 // Makes the body of an error that the server itself reports (404, 413, ...). This folder knows no JSON.

@@ -172,5 +172,26 @@ TEST_F(CoordinatorAccess, OnlyWhoMayUploadMaySendMuch) {
   EXPECT_EQ(status("/v1/jobs", "key-of-write"), 413);
 }
 
+// The coordinator holds nothing for a stranger: the answer comes before the body.
+TEST_F(CoordinatorAccess, WhoHasNoKeyIsRefusedBeforeTheBody) {
+  auto answer = [&](const std::string& head) {
+    http::RawClient client(coordinator_->port());
+    client.send(head + "Host: c\r\n\r\nx");
+    return client.read_until("\r\n\r\n").substr(0, 12);
+  };
+  constexpr const char* kHalf = "Content-Length: 1000\r\n";
+  for (const json& route : table_.at("routes")) {
+    if (route.at("needs").is_null()) continue;
+    std::string line = format("{} {} HTTP/1.1\r\n",
+                              route.at("method").get<std::string>(),
+                              route.value("as", route.at("path").get<std::string>()));
+    EXPECT_EQ(answer(line + kHalf), "HTTP/1.1 401") << line;
+    EXPECT_EQ(answer(line + "Transfer-Encoding: chunked\r\n"), "HTTP/1.1 401") << line;
+  }
+  EXPECT_EQ(answer(format("POST /v1/jobs HTTP/1.1\r\nAuthorization: Bearer {}\r\n{}", key_of("read"), kHalf)),
+            "HTTP/1.1 403");
+  EXPECT_EQ(answer("POST /v1/replicas HTTP/1.1\r\nContent-Length: 16385\r\n"), "HTTP/1.1 413");
+}
+
 }  // namespace
 }  // namespace llm_dist::cluster

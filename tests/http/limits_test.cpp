@@ -54,6 +54,21 @@ TEST(Limits, ARequestsOwnLimitIsAskedOnceItsHeaderIsWhole) {
   EXPECT_EQ(chunked.read_until("413").find("HTTP/1.1 413"), 0u);
 }
 
+TEST(Limits, ARequestsOwnTimeIsAskedToo) {
+  ServerOptions options;
+  options.body_timeout = std::chrono::milliseconds(50);
+  options.admit = [](const Request& head) {
+    return head.path == "/slow" ? Admission{.body_timeout = std::chrono::minutes(10)} : Admission();
+  };
+  auto server = start(ok, options);
+  RawClient slow(server->port()), other(server->port());
+  slow.send("POST /slow HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nab");
+  other.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nab");
+  EXPECT_EQ(other.read_until("\r\n\r\n").substr(0, 12), "HTTP/1.1 408");
+  slow.send("c");
+  EXPECT_EQ(slow.read_until("\r\n\r\n").substr(0, 12), "HTTP/1.1 200");
+}
+
 // Such a client looks for an answer only when it has sent all: a reset on the way would take it away.
 TEST(Limits, AClientThatPausesInARefusedBodyIsNotCutOff) {
   ServerOptions options;
