@@ -39,7 +39,8 @@ void add_connection(CLI::App& app, Connection& connection) {
       ->capture_default_str();
 }
 
-// An error status is a Status with the coordinator's own words.
+// An error status is a Status with the coordinator's own words. unavailable: to be asked again, also where a
+// request of the same Idempotency-Key, whose answer was lost, is still being carried out.
 Result<http::Response> ask(const Connection& connection,
                            const std::string& method,
                            const std::string& path,
@@ -54,6 +55,10 @@ Result<http::Response> ask(const Connection& connection,
       response.status(),
       {.place = "llm-dist coordinator starts one, and --url or LLM_DIST_COORDINATOR says where one is",
        .trust = "the environment variable SSL_CERT_FILE names the certificates to trust"}));
+  if (response->status == 409) {
+    const ServerError error = read_server_error(*response);
+    if (error.code == "idempotency_key_in_flight") return unavailable(error.message);
+  }
   RETURN_IF_ERROR(status_of(*response));
   return response;
 }
