@@ -19,6 +19,9 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// Says nothing about this replica: it was too slow, others ask too much, the coordinator has failed.
+bool is_for_now(int status) { return status == 408 || status == 429 || status >= 500; }
+
 }  // namespace
 
 Registration::Registration(std::string url, std::string body, std::string ca_file)
@@ -60,12 +63,16 @@ bool Registration::post() {
     return false;
   }
   int status = answer.value().status;
+  if (is_for_now(status)) {
+    log_debug("the coordinator cannot tell now: {} {}", status, answer.value().body);
+    return false;
+  }
   if (status == 200) {
     log_info("registered with the coordinator");
-  } else if (status < 500) {
+  } else {
     log_error("the coordinator does not want this replica: {}", answer.value().body);
   }
-  return status < 500;
+  return true;
 }
 
 std::unique_ptr<Registration> register_with_coordinator(const std::string& endpoint) {

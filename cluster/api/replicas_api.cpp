@@ -45,6 +45,10 @@ void ReplicasApi::enrol(const http::Request& request, const WriterPtr& writer) {
 std::optional<http::Response> ReplicasApi::try_to_enrol(const Enrolment& enrolment) {
   Result<Job> job = parts_.store.job(enrolment.job);
   Result<std::vector<Attempt>> attempts = parts_.store.attempts(enrolment.job);
+  // A replica that is refused never asks again: what cannot be read now is no refusal.
+  for (const Status& read : {job.status(), attempts.status()}) {
+    if (!read.ok() && read.code() != StatusCode::kNotFound) return error_reply(read);
+  }
   // Whoever lacks the secret learns nothing else.
   ApiError refused{.status = 403, .message = "no such attempt, or not its secret", .code = "bad_secret"};
   if (!job.ok() || !attempts.ok() || attempts.value().empty()) return error_reply(refused);

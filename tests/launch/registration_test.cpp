@@ -1,0 +1,56 @@
+// A replica tells the coordinator where it serves until it has an answer that stays.
+#include "launch/registration.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <vector>
+
+#include "src/base/clock.h"
+#include "src/http/server.h"
+
+namespace llm_dist::launch {
+namespace {
+
+// Answers with these, then with the last of them.
+class Coordinator {
+ public:
+  explicit Coordinator(std::vector<int> statuses)
+      : statuses_(std::move(statuses)),
+        server_(std::move(http::Server::create({}, [this](const http::Request&, const auto& writer) {
+                  size_t asked = num_asked++;
+                  writer->send({.status = statuses_[std::min(asked, statuses_.size() - 1)], .body = "{}"});
+                })).value()) {}
+  std::string url() const { return server_->url(); }
+  bool is_asked(size_t times) const {
+    for (Deadline patience = Deadline::after_seconds(60); !patience.expired();) {
+      if (num_asked >= times) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+  std::atomic<size_t> num_asked = 0;
+
+ private:
+  const std::vector<int> statuses_;
+  std::unique_ptr<http::Server> server_;
+};
+
+TEST(Registration, AsksAgainWhileTheAnswerIsForNow) {
+  for (int status : {408, 429, 503}) {
+    Coordinator coordinator({status, 200});
+    Registration registration(coordinator.url(), "{}", "");
+    EXPECT_TRUE(coordinator.is_asked(2)) << status;
+  }
+}
+
+TEST(Registration, ARefusalIsForGood) {
+  Coordinator coordinator({403});
+  Registration registration(coordinator.url(), "{}", "");
+  EXPECT_TRUE(coordinator.is_asked(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(coordinator.num_asked, 1u);
+}
+
+}  // namespace
+}  // namespace llm_dist::launch
