@@ -30,12 +30,6 @@ struct BatchRunOptions {
 };
 
 // One attempt of a job: of the batch's own, or of another replica that takes its items.
-struct ReplicaAttempt {
-  JobId job = 0;
-  int64_t number = 0;
-  friend auto operator<=>(const ReplicaAttempt&, const ReplicaAttempt&) = default;
-};
-
 class BatchRun {
  public:
   struct Parts {

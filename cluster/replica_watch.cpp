@@ -5,7 +5,6 @@
 #include <mutex>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "src/http/client.h"
 
@@ -25,26 +24,27 @@ class HttpWatch : public ReplicaWatch {
     thread_.join();
   }
 
-  void watch(const std::string& endpoint) override {
+  void watch(const ReplicaAttempt& replica, const std::string& endpoint) override {
     std::lock_guard lock(mutex_);
-    failing_.try_emplace(endpoint);
+    watched_.insert_or_assign(replica, Watched{.endpoint = endpoint});
   }
-  void forget(const std::string& endpoint) override {
+  void forget(const ReplicaAttempt& replica) override {
     std::lock_guard lock(mutex_);
-    failing_.erase(endpoint);
-    to_drain_.erase(endpoint);
+    watched_.erase(replica);
   }
-  int64_t failing_us(const std::string& endpoint) override {
+  int64_t failing_us(const ReplicaAttempt& replica) override {
     std::lock_guard lock(mutex_);
-    auto entry = failing_.find(endpoint);
-    if (entry == failing_.end() || !entry->second) return 0;
-    Duration failing = entry->second->last - entry->second->first;
+    auto entry = watched_.find(replica);
+    if (entry == watched_.end() || !entry->second.failing) return 0;
+    Duration failing = entry->second.failing->last - entry->second.failing->first;
     return std::chrono::duration_cast<std::chrono::microseconds>(failing).count();
   }
-  void drain(const std::string& endpoint, const std::string& api_key) override {
+  void drain(const ReplicaAttempt& replica, const std::string& api_key) override {
     {
       std::lock_guard lock(mutex_);
-      to_drain_.insert_or_assign(endpoint, api_key);
+      auto entry = watched_.find(replica);
+      if (entry == watched_.end()) return;
+      entry->second.drain_key = api_key;
       woken_ = true;
     }
     wake_.notify_all();
@@ -56,26 +56,29 @@ class HttpWatch : public ReplicaWatch {
     TimePoint first;
     TimePoint last;
   };
+  struct Watched {
+    std::string endpoint;
+    std::optional<Failing> failing{};
+    std::optional<std::string> drain_key{};  // it is to be told to drain, by this key
+  };
 
   void run() {
     while (true) {
-      std::vector<std::string> endpoints;
-      std::map<std::string, std::string> to_drain;
+      std::map<ReplicaAttempt, Watched> watched;
       {
         std::unique_lock lock(mutex_);
         wake_.wait_for(lock, period_, [this] { return stopping_ || woken_; });
         if (stopping_) return;
         woken_ = false;
-        for (const auto& [endpoint, failing] : failing_) endpoints.push_back(endpoint);
-        to_drain = to_drain_;
+        watched = watched_;
       }
-      for (const auto& [endpoint, api_key] : to_drain) {
+      for (const auto& [replica, each] : watched) {
         if (stopping()) return;
-        tell_to_drain(endpoint, api_key);
+        if (each.drain_key) tell_to_drain(replica, each.endpoint, *each.drain_key);
       }
-      for (const std::string& endpoint : endpoints) {
+      for (const auto& [replica, each] : watched) {
         if (stopping()) return;
-        ask(endpoint);
+        ask(replica, each.endpoint);
       }
     }
   }
@@ -83,19 +86,19 @@ class HttpWatch : public ReplicaWatch {
     std::lock_guard lock(mutex_);
     return stopping_;
   }
-  void ask(const std::string& endpoint) {
+  void ask(const ReplicaAttempt& replica, const std::string& endpoint) {
     auto answer = http::request({.url = endpoint + "/livez"}, Deadline::after(timeout_));
     bool well = answer.ok() && answer.value().status == 200;
     // What could not be asked may be well: a row of failures ends here too.
     bool unasked = answer.status().code() == StatusCode::kResourceExhausted;
     std::lock_guard lock(mutex_);
-    auto entry = failing_.find(endpoint);
-    if (entry == failing_.end()) return;
+    auto entry = watched_.find(replica);
+    if (entry == watched_.end()) return;
     TimePoint now = Clock::now();
-    std::optional<Failing>& failing = entry->second;
+    std::optional<Failing>& failing = entry->second.failing;
     failing = well || unasked ? std::nullopt : std::optional(Failing{failing ? failing->first : now, now});
   }
-  void tell_to_drain(const std::string& endpoint, const std::string& api_key) {
+  void tell_to_drain(const ReplicaAttempt& replica, const std::string& endpoint, const std::string& api_key) {
     auto answer = http::request({.method = "POST",
                                  .url = endpoint + "/admin/drain",
                                  .headers = {{"Authorization", "Bearer " + api_key}}},
@@ -103,15 +106,15 @@ class HttpWatch : public ReplicaWatch {
     bool heard = answer.ok() && answer.value().status / 100 == 2;
     if (!heard) return;
     std::lock_guard lock(mutex_);
-    to_drain_.erase(endpoint);
+    auto entry = watched_.find(replica);
+    if (entry != watched_.end()) entry->second.drain_key.reset();
   }
 
   const Duration period_;
   const Duration timeout_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<std::string, std::optional<Failing>> failing_;
-  std::map<std::string, std::string> to_drain_;  // endpoint and key
+  std::map<ReplicaAttempt, Watched> watched_;
   bool woken_ = false;
   bool stopping_ = false;
   std::thread thread_;

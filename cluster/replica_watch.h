@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "cluster/store/job.h"
 #include "src/base/clock.h"
 
 namespace llm_dist::cluster {
@@ -13,14 +14,15 @@ namespace llm_dist::cluster {
 class ReplicaWatch {
  public:
   virtual ~ReplicaWatch() = default;
-  // Begins to ask, or goes on asking.
-  virtual void watch(const std::string& endpoint) = 0;
-  virtual void forget(const std::string& endpoint) = 0;
-  // From the first to the last of the probes that failed in a row; 0 when the last one did not. What this process
-  // itself lacked to ask is no failure of a replica.
-  virtual int64_t failing_us(const std::string& endpoint) = 0;
-  // Tells it, until it has heard, to take no more requests and to end once those that it has are answered.
-  virtual void drain(const std::string& endpoint, const std::string& api_key) = 0;
+  // Begins to ask.
+  virtual void watch(const ReplicaAttempt& replica, const std::string& endpoint) = 0;
+  virtual void forget(const ReplicaAttempt& replica) = 0;
+  // From the first to the last of the probes that failed in a row; 0 when the last one did not. What this
+  // process itself lacked to ask is no failure of a replica.
+  virtual int64_t failing_us(const ReplicaAttempt& replica) = 0;
+  // Tells one that is watched, until it has heard, to take no more requests and to end once those that it has
+  // are answered.
+  virtual void drain(const ReplicaAttempt& replica, const std::string& api_key) = 0;
 };
 
 // Every replica each `period`; an answer may take `timeout`.

@@ -126,7 +126,7 @@ Status Supervisor::look_after_attempt(const Job& job, const Attempt& attempt) {
   live.in_doubt = false;
   if (live.endpoint != attempt.endpoint) {
     live.endpoint = attempt.endpoint;
-    parts_.watch.watch(live.endpoint);
+    parts_.watch.watch({job.id, attempt.number}, live.endpoint);
   }
   std::optional<std::string> why = why_to_stop(job, attempt);
   if (!why) return ok_status();
@@ -135,9 +135,10 @@ Status Supervisor::look_after_attempt(const Job& job, const Attempt& attempt) {
 }
 
 Supervisor::Live& Supervisor::live_of(JobId job, int64_t attempt) {
-  Live& live = live_[job];
-  if (live.attempt != attempt) live = {.attempt = attempt};
-  return live;
+  auto live = live_.find(job);
+  if (live != live_.end() && live->second.attempt == attempt) return live->second;
+  forget(job);
+  return live_[job] = {.attempt = attempt};
 }
 
 // Nothing follows from what cannot be told now: what is taken for dead and lives would be started twice. The
@@ -160,7 +161,8 @@ std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt
   if (has_expired(job, now)) return "expired";
   if (job.state == kStarting && now - attempt.started_us > parts_.options.start_timeout_us)
     return "start_timeout";
-  if (!live.endpoint.empty() && parts_.watch.failing_us(live.endpoint) > parts_.options.unresponsive_us) {
+  if (!live.endpoint.empty() &&
+      parts_.watch.failing_us({job.id, attempt.number}) > parts_.options.unresponsive_us) {
     return "unresponsive";
   }
   return std::nullopt;
@@ -192,7 +194,7 @@ Status Supervisor::stop(const Attempt& attempt, Live& live, const std::string& w
 
 Status Supervisor::begin_end(const Attempt& attempt, Live& live, Ending ending) {
   if (ending == Ending::kDrained) {
-    parts_.watch.drain(live.endpoint, parts_.secrets.api_key(attempt.job, attempt.number));
+    parts_.watch.drain({attempt.job, attempt.number}, parts_.secrets.api_key(attempt.job, attempt.number));
   } else {
     RETURN_IF_ERROR(parts_.launcher.stop(attempt.handle,
                                          ending == Ending::kKilled ? StopMode::kKill : StopMode::kTerminate));
@@ -441,7 +443,7 @@ Status Supervisor::write(ChangeJob change) {
 void Supervisor::forget(JobId job) {
   auto live = live_.find(job);
   if (live == live_.end()) return;
-  if (!live->second.endpoint.empty()) parts_.watch.forget(live->second.endpoint);
+  if (!live->second.endpoint.empty()) parts_.watch.forget({job, live->second.attempt});
   live_.erase(live);
 }
 

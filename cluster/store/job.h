@@ -106,4 +106,11 @@ struct Attempt {
   int64_t epoch = 0;
 };
 
+// Which attempt: an endpoint may be another attempt's a moment later.
+struct ReplicaAttempt {
+  JobId job = 0;
+  int64_t number = 0;
+  friend auto operator<=>(const ReplicaAttempt&, const ReplicaAttempt&) = default;
+};
+
 }  // namespace llm_dist::cluster

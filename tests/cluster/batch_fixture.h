@@ -73,10 +73,10 @@ class FakeMachine : public Launcher {
 
 class FakeWatch : public ReplicaWatch {
  public:
-  void watch(const std::string&) override {}
-  void forget(const std::string&) override {}
-  int64_t failing_us(const std::string&) override { return 0; }
-  void drain(const std::string&, const std::string&) override {}
+  void watch(const ReplicaAttempt&, const std::string&) override {}
+  void forget(const ReplicaAttempt&) override {}
+  int64_t failing_us(const ReplicaAttempt&) override { return 0; }
+  void drain(const ReplicaAttempt&, const std::string&) override {}
 };
 
 class BatchFixture : public ::testing::Test {

@@ -20,6 +20,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr ReplicaAttempt kOne{1, 1};
+constexpr ReplicaAttempt kOther{2, 1};
+
 // Accepts connections and never says a word.
 class SilentReplica {
  public:
@@ -37,8 +40,7 @@ class SilentReplica {
   ~SilentReplica() { close(socket_); }
   SilentReplica(const SilentReplica&) = delete;
   SilentReplica& operator=(const SilentReplica&) = delete;
-  // As many names of it as one likes.
-  std::string url(int number) const { return url_ + "/" + std::to_string(number); }
+  const std::string& url() const { return url_; }
 
  private:
   int socket_;
@@ -74,11 +76,11 @@ TEST(ReplicaWatch, OneFailedProbeCountsFromItselfAndNotForLong) {
   Replica replica([](int probe) { return probe == 2 ? 503 : 200; });
   SilentReplica silent;
   auto watch = make_http_watch(milliseconds(50), milliseconds(1000));
-  watch->watch(replica.url());
-  watch->watch(silent.url(0));
+  watch->watch(kOne, replica.url());
+  watch->watch(kOther, silent.url());
   int64_t longest_us = 0;
   ASSERT_TRUE(wait_for([&] {
-    longest_us = std::max(longest_us, watch->failing_us(replica.url()));
+    longest_us = std::max(longest_us, watch->failing_us(kOne));
     return replica.num_probes >= 4;
   }));
   EXPECT_LT(longest_us, 500'000) << "a round with the other takes a second";
@@ -88,26 +90,35 @@ TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
   std::atomic<bool> well = false;
   Replica replica([&](int) { return well ? 200 : 503; });
   auto watch = make_http_watch(milliseconds(10), milliseconds(200));
-  EXPECT_EQ(watch->failing_us(replica.url()), 0);
-  watch->watch(replica.url());
-  EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) > 50'000; }));
+  EXPECT_EQ(watch->failing_us(kOne), 0);
+  watch->watch(kOne, replica.url());
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(kOne) > 50'000; }));
   well = true;
-  EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) == 0; }));
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(kOne) == 0; }));
   well = false;
-  EXPECT_TRUE(wait_for([&] { return watch->failing_us(replica.url()) > 0; }));
-  watch->forget(replica.url());
-  EXPECT_EQ(watch->failing_us(replica.url()), 0);
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(kOne) > 0; }));
+  watch->forget(kOne);
+  EXPECT_EQ(watch->failing_us(kOne), 0);
+}
+
+TEST(ReplicaWatch, OneIsAskedWhereAnotherIsForgotten) {
+  Replica replica([](int) { return 503; });
+  auto watch = make_http_watch(milliseconds(10), milliseconds(200));
+  watch->watch(kOther, replica.url());
+  watch->watch(kOne, replica.url());
+  watch->forget(kOther);
+  EXPECT_TRUE(wait_for([&] { return watch->failing_us(kOne) > 0; }));
 }
 
 TEST(ReplicaWatch, WhatItLacksItselfIsNoFailureOfAReplica) {
   Replica replica([](int) { return 200; });
   auto watch = make_http_watch(milliseconds(5), milliseconds(1000));
-  watch->watch(replica.url());
+  watch->watch(kOne, replica.url());
   ASSERT_TRUE(wait_for([&] { return replica.num_probes >= 1; }));
   {
     http::NoDescriptors none;
     const Deadline end = Deadline::after(milliseconds(300));
-    while (!end.expired()) ASSERT_EQ(watch->failing_us(replica.url()), 0);
+    while (!end.expired()) ASSERT_EQ(watch->failing_us(kOne), 0);
   }
   const int before = replica.num_probes;
   EXPECT_TRUE(wait_for([&] { return replica.num_probes > before; }));
@@ -117,6 +128,7 @@ TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {
   std::mutex mutex;
   std::vector<std::string> asked;
   auto server = std::move(http::Server::create({}, [&](const http::Request& request, const auto& writer) {
+                  if (request.path == "/livez") return void(writer->send({.body = "{}"}));
                   std::lock_guard lock(mutex);
                   const std::string* key = request.headers.find("Authorization");
                   asked.push_back(request.method + " " + request.path + " " + (key == nullptr ? "" : *key));
@@ -127,7 +139,8 @@ TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {
     return asked.size();
   };
   auto watch = make_http_watch(milliseconds(20), std::chrono::seconds(60));
-  watch->drain(server->url(), "secret");
+  watch->watch(kOne, server->url());
+  watch->drain(kOne, "secret");
   EXPECT_TRUE(wait_for([&] { return num_asked() == 3; }));
   std::this_thread::sleep_for(milliseconds(100));
   std::lock_guard lock(mutex);
@@ -137,7 +150,7 @@ TEST(ReplicaWatch, AReplicaIsToldToDrainUntilItHasHeard) {
 TEST(ReplicaWatch, ItEndsWithoutAskingTheOthers) {
   SilentReplica silent;
   auto watch = make_http_watch(milliseconds(1), milliseconds(400));
-  for (int i = 0; i < 100; ++i) watch->watch(silent.url(i));
+  for (int i = 0; i < 100; ++i) watch->watch({i, 1}, silent.url());
   std::this_thread::sleep_for(milliseconds(100));
   auto begin = Clock::now();
   watch.reset();

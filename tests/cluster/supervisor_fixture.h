@@ -83,14 +83,16 @@ class FakeMachine : public Launcher {
 
 class FakeWatch : public ReplicaWatch {
  public:
-  void watch(const std::string& endpoint) override { watched.insert(endpoint); }
-  void forget(const std::string& endpoint) override { watched.erase(endpoint); }
-  int64_t failing_us(const std::string&) override { return failing; }
-  void drain(const std::string& endpoint, const std::string& api_key) override {
-    drained[endpoint] = api_key;
+  void watch(const ReplicaAttempt& replica, const std::string& endpoint) override {
+    watched[replica] = endpoint;
   }
-  std::set<std::string> watched;
-  std::map<std::string, std::string> drained;
+  void forget(const ReplicaAttempt& replica) override { watched.erase(replica); }
+  int64_t failing_us(const ReplicaAttempt&) override { return failing; }
+  void drain(const ReplicaAttempt& replica, const std::string& api_key) override {
+    drained[watched.at(replica)] = api_key;
+  }
+  std::map<ReplicaAttempt, std::string> watched;  // their endpoints
+  std::map<std::string, std::string> drained;     // endpoints, and the keys that were sent there
   int64_t failing = 0;
 };
 
@@ -139,14 +141,14 @@ class SupervisorTest : public ::testing::Test {
   Job job(JobId id) { return store_->job(id).value(); }
   JobState state(JobId id) { return job(id).state; }
   std::string reason_of_attempt(JobId id) { return store_->attempts(id).value().back().reason; }
-  void enrol(JobId id) {
-    ASSERT_TRUE(
-        commit(ChangeJob{.job = id,
-                         .to = JobState::kRunning,
-                         .reason = "registered",
-                         .attempt_change = AttemptChange{.state = AttemptState::kRunning,
-                                                         .endpoint = "http://r" + std::to_string(id)}})
-            .ok());
+  void enrol(JobId id) { enrol(id, "http://r" + std::to_string(id)); }
+  void enrol(JobId id, const std::string& endpoint) {
+    ASSERT_TRUE(commit(ChangeJob{.job = id,
+                                 .to = JobState::kRunning,
+                                 .reason = "registered",
+                                 .attempt_change =
+                                     AttemptChange{.state = AttemptState::kRunning, .endpoint = endpoint}})
+                    .ok());
   }
   // A user's wish, as the API writes it.
   void wish(JobId id, JobState to, Intent intent = Intent::kNone) {

@@ -39,7 +39,7 @@ TEST_F(SupervisorTest, AReplicaStartsAndRegisters) {
   enrol(id);
   tick();
   EXPECT_EQ(state(id), kRunning);
-  EXPECT_TRUE(watch_.watched.contains("http://r1"));
+  EXPECT_EQ((watch_.watched[{id, 1}]), "http://r1");
 }
 
 TEST_F(SupervisorTest, AFlagOfTheJobStandsInForTheCataloguesOwn) {
@@ -276,6 +276,19 @@ TEST_F(SupervisorTest, AReplicaThatDoesNotAnswerIsKilled) {
   EXPECT_TRUE(watch_.watched.empty());
 }
 
+TEST_F(SupervisorTest, AReplicaIsWatchedWhereAnotherHasJustEnded) {
+  JobId older = submit(JobKind::kServe);
+  JobId newer = submit(JobKind::kServe);
+  tick();
+  enrol(newer, "http://r");
+  tick();
+  machine_.exit(1, 137);
+  enrol(older, "http://r");  // the kernel gave it the same port
+  tick();
+  EXPECT_EQ(state(newer), kRecovering);
+  EXPECT_EQ(watch_.watched, (std::map<ReplicaAttempt, std::string>{{{older, 1}, "http://r"}}));
+}
+
 TEST_F(SupervisorTest, ARestartedCoordinatorAdoptsWhatRuns) {
   JobId id = submit(JobKind::kServe);
   tick();
@@ -286,7 +299,7 @@ TEST_F(SupervisorTest, ARestartedCoordinatorAdoptsWhatRuns) {
   tick();
   EXPECT_EQ(state(id), kRunning);
   EXPECT_EQ(machine_.processes.size(), 1u);
-  EXPECT_TRUE(watch_.watched.contains("http://r1"));
+  EXPECT_EQ((watch_.watched[{id, 1}]), "http://r1");
 }
 
 TEST_F(SupervisorTest, WhatEndedWhileNobodyLookedIsRestarted) {

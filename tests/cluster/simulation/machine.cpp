@@ -238,17 +238,19 @@ namespace {
 class Watch : public ReplicaWatch {
  public:
   explicit Watch(Machine& machine) : machine_(machine) {}
-  void watch(const std::string&) override {}
-  void forget(const std::string&) override {}
-  int64_t failing_us(const std::string& endpoint) override {
-    Machine::Process* process = machine_.find(endpoint);
+  void watch(const ReplicaAttempt& replica, const std::string& endpoint) override {
+    endpoints_[replica] = endpoint;
+  }
+  void forget(const ReplicaAttempt& replica) override { endpoints_.erase(replica); }
+  int64_t failing_us(const ReplicaAttempt& replica) override {
+    Machine::Process* process = machine_.find(endpoints_[replica]);
     if (process == nullptr || !process->ranks || !process->hung_since) return 0;
     return std::chrono::duration_cast<std::chrono::microseconds>(machine_.world().fibers->now() -
                                                                  *process->hung_since)
         .count();
   }
-  void drain(const std::string& endpoint, const std::string& api_key) override {
-    Machine::Process* process = machine_.find(endpoint);
+  void drain(const ReplicaAttempt& replica, const std::string& api_key) override {
+    Machine::Process* process = machine_.find(endpoints_[replica]);
     if (process == nullptr || process->hung_since || process->deaf) return;
     if (api_key != variable(process->request, "LLM_DIST_API_KEY")) {
       machine_.world().violate("a replica was asked to drain with a wrong key");
@@ -264,6 +266,7 @@ class Watch : public ReplicaWatch {
 
  private:
   Machine& machine_;
+  std::map<ReplicaAttempt, std::string> endpoints_;
 };
 
 http::Response failure(int status, const char* code) {
