@@ -134,11 +134,15 @@ Status Supervisor::look_after_attempt(const Job& job, const Attempt& attempt) {
   return asked.ok() ? asked : look_again(attempt, asked);
 }
 
+int64_t Supervisor::passed_us(TimePoint since) const {
+  return std::chrono::duration_cast<std::chrono::microseconds>(parts_.steady_now() - since).count();
+}
+
 Supervisor::Live& Supervisor::live_of(JobId job, int64_t attempt) {
   auto live = live_.find(job);
   if (live != live_.end() && live->second.attempt == attempt) return live->second;
   forget(job);
-  return live_[job] = {.attempt = attempt};
+  return live_[job] = {.attempt = attempt, .since = parts_.steady_now()};
 }
 
 // Nothing follows from what cannot be told now: what is taken for dead and lives would be started twice. The
@@ -155,11 +159,10 @@ Status Supervisor::look_again(const Attempt& attempt, const Status& why) {
 
 std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt& attempt) {
   const Live& live = live_.at(job.id);
-  int64_t now = parts_.now_us();
   if (std::optional<std::string> wish = wish_to_stop(job)) return wish;
   if (!live.why.empty()) return live.why;
-  if (has_expired(job, now)) return "expired";
-  if (job.state == kStarting && now - attempt.started_us > parts_.options.start_timeout_us)
+  if (has_expired(job, parts_.now_us())) return "expired";
+  if (job.state == kStarting && passed_us(live.since) > parts_.options.start_timeout_us)
     return "start_timeout";
   if (!live.endpoint.empty() &&
       parts_.watch.failing_us({job.id, attempt.number}) > parts_.options.unresponsive_us) {
@@ -172,7 +175,7 @@ std::optional<std::string> Supervisor::why_to_stop(const Job& job, const Attempt
 Status Supervisor::stop(const Attempt& attempt, Live& live, const std::string& why) {
   live.why = why;
   const SupervisorOptions& options = parts_.options;
-  int64_t passed_us = parts_.now_us() - live.ending_us;
+  const int64_t waited_us = passed_us(live.ending_since);
   switch (live.ending) {
     case Ending::kNone: {
       // What does not answer will not listen either.
@@ -183,10 +186,10 @@ Status Supervisor::stop(const Attempt& attempt, Live& live, const std::string& w
       return begin_end(attempt, live, first);
     }
     case Ending::kDrained:
-      if (passed_us <= options.drain_seconds * kSecondUs + kEndOfReplicaUs) return ok_status();
+      if (waited_us <= options.drain_seconds * kSecondUs + kEndOfReplicaUs) return ok_status();
       return begin_end(attempt, live, Ending::kTerminated);
     case Ending::kTerminated:
-      return passed_us <= options.kill_after_us ? ok_status() : begin_end(attempt, live, Ending::kKilled);
+      return waited_us <= options.kill_after_us ? ok_status() : begin_end(attempt, live, Ending::kKilled);
     case Ending::kKilled: return ok_status();
   }
   return ok_status();
@@ -200,7 +203,7 @@ Status Supervisor::begin_end(const Attempt& attempt, Live& live, Ending ending) 
                                          ending == Ending::kKilled ? StopMode::kKill : StopMode::kTerminate));
   }
   live.ending = ending;
-  live.ending_us = parts_.now_us();
+  live.ending_since = parts_.steady_now();
   return ok_status();
 }
 
@@ -336,9 +339,10 @@ Status Supervisor::start_recovering(const Job& job, Queue& queue) {
     return write({.job = job.id, .expected_version = job.version, .to = kExpired, .reason = "expired"});
   }
   ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
-  int64_t due = attempts.back().ended_us +
-                backoff_us(parts_.options, job.id, std::max(1, quick_failures(job, attempts)));
-  if (parts_.now_us() >= due) return start_if_room(job, queue).status();
+  const int64_t pause = backoff_us(parts_.options, job.id, std::max(1, quick_failures(job, attempts)));
+  const int64_t left = attempts.back().ended_us + pause - parts_.now_us();
+  // More than a pause is left only where the clock was set back since.
+  if (left <= 0 || left > pause) return start_if_room(job, queue).status();
   // Meanwhile its slots stay its own: a measurement of hours would keep a replica from coming back.
   queue.next(candidate_of(job), parts_.catalogue.quota(job.project));
   return ok_status();
@@ -406,6 +410,7 @@ Status Supervisor::start(const Job& job) {
     return begun.status().code() == StatusCode::kFailedPrecondition ? ok_status() : begun.status();
   Result<std::string> handle = parts_.launcher.launch(plan.value());
   if (!handle.ok()) return launch_failed(job.id, number, handle.status());
+  live_of(job.id, number);
   log_info("{}: attempt {} with {} ranks", job_name(job.id), number, plan.value().num_ranks);
   Outcome found =
       parts_.commit(ChangeAttempt{.job = job.id, .attempt = number, .change = {.handle = handle.value()}});

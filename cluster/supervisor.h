@@ -24,7 +24,7 @@ struct SupervisorOptions {
   int64_t stable_us = 300'000'000;  // what registered and lived longer starts counting anew
   int64_t backoff_us = 1'000'000;   // before the second attempt; doubles
   int64_t max_backoff_us = 60'000'000;
-  int64_t start_timeout_us = 1'800'000'000;  // from launch to registration
+  int64_t start_timeout_us = 1'800'000'000;  // to registration, from the launch or when this process found it
   int64_t unresponsive_us = 10'000'000;      // of failed probes; the replica's own stall rule comes first
   int drain_seconds = 30;                    // for the open requests of a replica that is to end
   int64_t kill_after_us = 15'000'000;        // from the polite request to the other
@@ -47,6 +47,7 @@ class Supervisor {
     AttemptPlaces places;
     AttemptSecrets secrets;
     WallClock now_us = system_time_us;
+    SteadyClock steady_now = Clock::now;
     SupervisorOptions options{};
   };
   explicit Supervisor(Parts parts) : parts_(std::move(parts)) {}
@@ -60,11 +61,12 @@ class Supervisor {
   // What is known of an attempt besides what is written: lost with this process, and then found again.
   struct Live {
     int64_t attempt = 0;
+    TimePoint since{};      // when it was launched, or found
     std::string endpoint;   // watched; empty: none yet
     std::string why{};      // it is being stopped, for a reason of ours
     bool in_doubt = false;  // whether it lives could not be told at the last look
     Ending ending = Ending::kNone;
-    int64_t ending_us = 0;  // since when
+    TimePoint ending_since{};
   };
 
   Status look_after(const Job& job, Queue& queue);
@@ -73,7 +75,9 @@ class Supervisor {
   Status stop(const Attempt& attempt, Live& live, const std::string& why);
   Status begin_end(const Attempt& attempt, Live& live, Ending ending);
   Result<int> sweep(const Attempt& attempt);
+  // As it was at the last look, or one that begins now.
   Live& live_of(JobId job, int64_t attempt);
+  int64_t passed_us(TimePoint since) const;
   Status look_again(const Attempt& attempt, const Status& why);
   Status attempt_lost(const Job& job, const Attempt& attempt);
   Status attempt_ended(const Job& job, const Attempt& attempt, const Observation& seen);

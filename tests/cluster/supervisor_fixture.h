@@ -115,7 +115,8 @@ class SupervisorTest : public ::testing::Test {
         .catalogue = catalogue_,
         .places = {.store_path = folder_.file("store"), .folder = folder_.file("jobs"), .url = "http://c"},
         .secrets = AttemptSecrets("root"),
-        .now_us = [this] { return now_us_; }});
+        .now_us = [this] { return now_us_; },
+        .steady_now = [this] { return steady_; }});
   }
   Outcome commit(CommandBody body) {
     if (auto hook = std::exchange(before_commit_, nullptr)) hook();
@@ -136,6 +137,7 @@ class SupervisorTest : public ::testing::Test {
   }
   void tick(int64_t seconds = 0) {
     now_us_ += seconds * kSecond;
+    steady_ += std::chrono::seconds(seconds);
     ASSERT_TRUE(supervisor_->tick().ok());
   }
   Job job(JobId id) { return store_->job(id).value(); }
@@ -150,6 +152,7 @@ class SupervisorTest : public ::testing::Test {
                                      AttemptChange{.state = AttemptState::kRunning, .endpoint = endpoint}})
                     .ok());
   }
+  void set_clock(std::chrono::seconds by) { now_us_ += by.count() * kSecond; }
   // A user's wish, as the API writes it.
   void wish(JobId id, JobState to, Intent intent = Intent::kNone) {
     ASSERT_TRUE(commit(ChangeJob{.job = id, .to = to, .intent = intent, .reason = "by_user"}).ok());
@@ -173,7 +176,8 @@ class SupervisorTest : public ::testing::Test {
   FakeMachine machine_;
   FakeWatch watch_;
   Catalogue catalogue_;
-  int64_t now_us_ = 1'000 * kSecond;
+  int64_t now_us_ = 1'000'000 * kSecond;  // which somebody may set
+  TimePoint steady_{};
   int commits_left_ = -1;
   std::function<void()> before_commit_;  // of the next one, once
   std::unique_ptr<Store> store_;

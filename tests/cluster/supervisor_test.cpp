@@ -188,6 +188,32 @@ TEST_F(SupervisorTest, BackOffDoublesUpToItsBound) {
   EXPECT_NE(backoff_us(options, 5, 3), backoff_us(options, 6, 3));
 }
 
+TEST_F(SupervisorTest, AClockThatIsSetBackKeepsNobodyWaiting) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  machine_.exit(0, 1);
+  tick();
+  EXPECT_EQ(state(id), kRecovering);
+  set_clock(-std::chrono::hours(10));
+  tick(2);
+  EXPECT_EQ(state(id), kStarting);
+}
+
+TEST_F(SupervisorTest, AClockThatIsSetForwardEndsNobodysStart) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  set_clock(std::chrono::hours(10));
+  tick();
+  tick();
+  EXPECT_EQ(machine_.processes[0].num_terminates, 0);
+  set_clock(-std::chrono::hours(20));
+  tick(1801);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1) << "and one that is set back does not draw it out";
+  machine_.exit(0, 143);
+  tick();
+  EXPECT_EQ(job(id).reason, "start_timeout");
+}
+
 TEST_F(SupervisorTest, SlotsAreNeverOverdrawnAndNobodyOvertakes) {
   JobId one = submit(JobKind::kServe);
   JobId two = submit(JobKind::kServe, R"(,"tp":2)");

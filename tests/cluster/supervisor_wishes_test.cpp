@@ -28,6 +28,22 @@ TEST_F(SupervisorTest, CancellingAsksFirstAndKillsLater) {
   EXPECT_EQ(job(id).reason, "by_user");
 }
 
+TEST_F(SupervisorTest, AClockThatIsSetDoesNotMoveAnEnd) {
+  JobId id = submit(JobKind::kServe);
+  tick();
+  enrol(id);
+  wish(id, kCancelling);
+  tick();
+  set_clock(std::chrono::hours(10));
+  tick();
+  EXPECT_EQ(machine_.processes[0].num_terminates, 0) << "its drain has just begun";
+  set_clock(-std::chrono::hours(20));
+  tick(36);
+  EXPECT_EQ(machine_.processes[0].num_terminates, 1);
+  tick(16);
+  EXPECT_EQ(machine_.processes[0].num_kills, 1);
+}
+
 TEST_F(SupervisorTest, OpenRequestsAreAnsweredFirst) {
   JobId id = submit(JobKind::kServe);
   tick();

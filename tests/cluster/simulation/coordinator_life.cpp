@@ -64,6 +64,7 @@ void CoordinatorLife::go() {
                                               .url = "http://coordinator"},
                                    .secrets = secrets_,
                                    .now_us = now_us,
+                                   .steady_now = [this] { return fibers_->now(); },
                                    .options = kSupervision},
                     .batches = {.store = *store_,
                                 .commit = commit,
