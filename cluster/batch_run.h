@@ -29,7 +29,6 @@ struct BatchRunOptions {
   Duration max_backoff = std::chrono::seconds(15);
 };
 
-// One attempt of a job: of the batch's own, or of another replica that takes its items.
 class BatchRun {
  public:
   struct Parts {
