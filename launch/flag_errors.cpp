@@ -25,10 +25,13 @@ std::string kind_of_value(const CLI::App& command, const std::string& flag) {
   return whole ? "not a whole number" : "not a number";
 }
 
+std::string empty_value(const std::string& flag) { return flag + ": its value is empty"; }
+
 std::string beyond_range(const CLI::App& command, const std::vector<std::string>& said) {
   constexpr double kNoBound = 1e300;
   const std::string& flag = said[0];
   const std::string& value = said[1];
+  if (value.empty()) return empty_value(flag);
   double given = 0, from = 0, to = 0;
   is_number(said[2], from);
   is_number(said[3], to);
@@ -39,6 +42,7 @@ std::string beyond_range(const CLI::App& command, const std::vector<std::string>
 
 // CLI11 has the same words for a text that is no number and for a number that its type cannot hold.
 std::string unconverted(const CLI::App& command, const std::string& flag, const std::string& value) {
+  if (value.empty()) return empty_value(flag);
   bool negative = value.starts_with('-');
   bool digits =
       value.size() > size_t{negative} && value.find_first_not_of("0123456789", negative) == value.npos;

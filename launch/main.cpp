@@ -15,6 +15,7 @@
 #include "comm/rank_discovery.h"
 #include "launch/commands.h"
 #include "launch/config_file.h"
+#include "launch/empty_values.h"
 #include "launch/flag_errors.h"
 #include "launch/shell_help.h"
 #include "launch/thread_waits.h"
@@ -121,7 +122,8 @@ int main(int argc, char** argv) {
       {"man", llm_dist::launch::add_man(program)},
   };
   end_lists_with_their_word(program);
-  std::vector<std::string> arguments = rewritten_arguments(argc, argv);
+  std::vector<std::string> arguments =
+      llm_dist::launch::with_empty_values(program, rewritten_arguments(argc, argv));
   auto all = llm_dist::launch::with_config_file(program, arguments);
   if (!all.ok()) {
     if (!leads_world()) return after_the_leader(llm_dist::kRefusedExitCode);
@@ -131,6 +133,7 @@ int main(int argc, char** argv) {
   try {
     // CLI11 takes the last one first.
     program.parse(std::vector<std::string>(all->rbegin(), all->rend()));
+    llm_dist::launch::refuse_empty_values(program, *all);
     refuse_nan(program);
   } catch (const CLI::ParseError& error) {
     // Every rank reads the same arguments: one of them says what is wrong.

@@ -132,6 +132,14 @@ class Help(unittest.TestCase):
                 (["serve", "--kv-cache-memory-bytes", "64M"], "serve --kv-cache-memory-bytes 64M: not a whole number"),
                 (["serve", "--gpu-memory-utilization", "90"], "serve --gpu-memory-utilization 90: not between 0.01 and 1"),
                 (["serve", "--port"], "serve --port: its value is missing"),
+                (["serve", "m.gguf", "--port=", "--tp=2"], "serve --port: its value is empty"),
+                (["serve", "m.gguf", "--port", ""], "serve --port: its value is empty"),
+                (["serve", "--tp=", "m.gguf"], "serve --tp: its value is empty"),
+                (["serve", "--kv-cache-memory-bytes=", "m.gguf"], "serve --kv-cache-memory-bytes: its value is empty"),
+                (["generate", "--temperature=", "0"], "generate --temperature: its value is empty"),
+                (["serve", "m.gguf", "--enforce-eager="], "serve --enforce-eager: its value is empty"),
+                (["serve", "m.gguf", "--api-key-file=", "--port=0"], "serve --api-key-file: its value is empty"),
+                (["plan", "m.gguf", "--device=", "--json"], "plan --device:  not in {"),
                 (["generate", "--max-tokens", "0"], "generate --max-tokens 0: too small"),
                 (["generate", "--temperature", "x"], "generate --temperature x: not a number"),
                 (["bench"], "bench a command is missing: latency, throughput"),
@@ -150,6 +158,14 @@ class Help(unittest.TestCase):
                 self.assertTrue(100 <= done.returncode <= 114, done.returncode)
                 self.assertTrue(done.stderr.startswith(f"llm-dist: {text}"), done.stderr)
                 self.assertTrue(done.stderr.endswith(f"\nllm-dist {command} --help lists what there is.\n"), done.stderr)
+
+    def test_an_empty_value_takes_no_flag_behind_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = run(["plan", harness.smollm(), "--trace-file=", "--json", "--tokenizer=", "--max-model-len=64"],
+                       cwd=folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout)["max_model_len"], 64)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_one_rank_speaks_about_the_command_line(self):
         done = run(["generate", "model.gguf", "--no-such-flag"], np=3)
