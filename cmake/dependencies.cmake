@@ -17,3 +17,7 @@ add_library(prometheus-cpp::core UNKNOWN IMPORTED)
 set_target_properties(prometheus-cpp::core PROPERTIES IMPORTED_LOCATION ${LLM_DIST_PROMETHEUS_LIBRARY}
                                                       INTERFACE_INCLUDE_DIRECTORIES ${LLM_DIST_PROMETHEUS_INCLUDE})
 find_package(SQLite3 3.37 REQUIRED)
+# By hand and as headers: Debian's package file would link a library, which is one more to install and to carry along.
+find_path(LLM_DIST_TOML_INCLUDE toml++/toml.h REQUIRED)
+add_library(tomlplusplus::tomlplusplus INTERFACE IMPORTED)
+set_target_properties(tomlplusplus::tomlplusplus PROPERTIES INTERFACE_INCLUDE_DIRECTORIES ${LLM_DIST_TOML_INCLUDE})

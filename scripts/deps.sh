@@ -14,7 +14,7 @@ source "$(dirname "$0")/wheels.sh"
 
 build_packages=(g++ make cmake ninja-build ccache ca-certificates curl git python3 python3-pip
   libopenmpi-dev openmpi-bin libboost1.81-dev libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev
-  libhwy-dev libhwloc-dev libssl-dev libsqlite3-dev)
+  libhwy-dev libhwloc-dev libssl-dev libsqlite3-dev libtomlplusplus-dev)
 test_packages=(iproute2 libgtest-dev libgmock-dev libbenchmark-dev clang-format-19 clang-tidy-19 shellcheck procps python3-venv openssl
   dpkg-dev file groff-base man-db zsh fish lmod slurm-wlm munge)
 # Clang has an OpenMP of its own.

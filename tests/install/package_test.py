@@ -50,8 +50,8 @@ class Packages(unittest.TestCase):
     def test_licences_of_all_that_is_inside(self):
         folder = self.tree / "share/doc/llm-dist/licences"
         index = (folder / "README").read_text()
-        for part in ("oneDNN", "openssl", "spdlog", "fmt", "sqlite", "prometheus", "highway", "json", "CLI11", "gomp",
-                     "crate tokenizers", "crate minijinja"):
+        for part in ("oneDNN", "openssl", "spdlog", "fmt", "sqlite", "prometheus", "highway", "json", "CLI11", "tomlplusplus",
+                     "gomp", "crate tokenizers", "crate minijinja"):
             self.assertRegex(index, rf"(?m)^{part} ")
         for name in re.findall(r"(?m): (\S+)", index):
             self.assertGreater((folder / name).stat().st_size, 500, name)

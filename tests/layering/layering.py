@@ -44,6 +44,7 @@ VENDOR = [
     (r"hwy/.*", ["kernels/cpu", "src/checkpoint", "tests"]),
     (r"hwloc\.h", ["launch"]),
     (r"CLI/.*", ["launch", "tests/launch"]),
+    (r"toml\+\+/.*", ["launch"]),
     (r"openssl/.*", ["src/http", "comm/tcp", "tests/http"]),
     (r"sqlite3\.h", ["cluster/store", "tests/cluster"]),
 ]

@@ -31,6 +31,7 @@ class LlmDist(CMakePackage, CudaPackage):
     depends_on("prometheus-cpp@1.0:")
     depends_on("spdlog@1.10:")
     depends_on("sqlite@3.37:")
+    depends_on("tomlplusplus@3.3:")
     depends_on("mpi", when="+mpi")
     depends_on("cuda@12.4:", when="+cuda")
     depends_on("nccl@2.18:", when="+cuda")
