@@ -3,12 +3,20 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <set>
 
+#include "launch/command_tree.h"
+#include "launch/config_entries.h"
 #include "launch/near_words.h"
 #include "src/base/nearest.h"
 
 namespace llm_dist::launch {
+
+Status config_mistake(const std::string& path, int line, const std::string& what) {
+  return invalid_argument(format("--config {}:{}: {}", path, line, what));
+}
+
 namespace {
 
 // The command whose flags these are: the innermost one.
@@ -33,88 +41,146 @@ void parse_quietly(CLI::App& program, const std::vector<std::string>& arguments)
   }
 }
 
-std::vector<std::string> command_names(const CLI::App& app) {
+std::vector<const CLI::App*> commands_below(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* sub) { return !sub->get_name().empty(); });
+}
+
+// "bench latency"; nothing of the program.
+std::vector<std::string> path_of(const CLI::App& command) {
+  if (command.get_parent() == nullptr) return {};
+  std::vector<std::string> path = path_of(*command.get_parent());
+  path.push_back(command.get_name());
+  return path;
+}
+
+// What sections may be called: "bench", "bench.latency", "latency".
+std::vector<std::string> section_names(const CLI::App& app) {
   std::vector<std::string> names;
-  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (sub->get_name().empty()) continue;
-    names.push_back(sub->get_name());
-    for (std::string& inner : command_names(*sub)) names.push_back(std::move(inner));
+  for (const CLI::App* command : commands_below(app)) {
+    std::vector<std::string> path = path_of(*command);
+    names.push_back(path.back());
+    if (path.size() > 1) names.push_back(joined(path, "."));
+    for (std::string& inner : section_names(*command)) names.push_back(std::move(inner));
   }
   return names;
 }
 
+const CLI::App* find_below(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* command : commands_below(app))
+    if (command->get_name() == name) return command;
+  return nullptr;
+}
+
+// The command that a section names by its words from the program on, or by its last one; nullptr for none.
+const CLI::App* find_command(const CLI::App& program, const std::vector<std::string>& section) {
+  const CLI::App* command = &program;
+  for (const std::string& word : section)
+    if (command != nullptr) command = find_below(*command, word);
+  if (command != nullptr || section.size() > 1) return command;
+  for (const CLI::App* group : commands_below(program))
+    if (command == nullptr) command = find_below(*group, section.front());
+  return command;
+}
+
+const CLI::Option* find_flag(const CLI::App& command, const std::string& name) {
+  if (name == "help" || name == "config") return nullptr;
+  const CLI::Option* flag = command.get_option_no_throw("--" + name);
+  if (flag != nullptr) return flag;
+  const CLI::Option* positional = command.get_option_no_throw(name);
+  return positional != nullptr && positional->get_positional() ? positional : nullptr;
+}
+
+bool is_known(const CLI::App& command, const std::string& name) {
+  if (find_flag(command, name) != nullptr) return true;
+  return std::ranges::any_of(commands_below(command),
+                             [&](const CLI::App* below) { return is_known(*below, name); });
+}
+
+// Of the command and of those below it.
+std::vector<std::string> key_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const std::string& flag : known_flags(command)) names.push_back(flag.substr(2));
+  for (const CLI::Option* option : command.get_options())
+    if (option->get_positional()) names.push_back(option->get_name(true));
+  for (const CLI::App* below : commands_below(command))
+    for (std::string& name : key_names(*below)) names.push_back(std::move(name));
+  return names;
+}
+
+bool leads_to(const CLI::App& place, const CLI::App& command) {
+  for (const CLI::App* at = &command; at != nullptr; at = at->get_parent())
+    if (at == &place) return true;
+  return false;
+}
+
 class ConfigArguments {
  public:
-  ConfigArguments(CLI::App& program, CLI::App& command, std::string path)
-      : commands_(command_names(program)), command_(command), path_(std::move(path)) {}
+  ConfigArguments(const CLI::App& program, const CLI::App& command, std::string path)
+      : program_(program), command_(command), path_(std::move(path)) {}
 
   Result<std::vector<std::string>> read() {
-    std::ifstream file(path_);
-    if (!file) return not_found(format("--config {} cannot be read", path_));
-    std::vector<CLI::ConfigItem> items;
-    try {
-      items = CLI::ConfigTOML().from_config(file);
-    } catch (const CLI::Error& error) {
-      return invalid_argument(format("--config {}: {}", path_, error.what()));
-    }
-    for (const CLI::ConfigItem& item : items) RETURN_IF_ERROR(add(item));
-    return std::move(arguments_);
+    if (path_.empty()) return invalid_argument("--config: its value is empty");
+    std::ifstream file(path_, std::ios::binary);
+    std::string text{std::istreambuf_iterator<char>(file), {}};
+    if (!file.is_open() || file.bad()) return not_found(format("--config {} cannot be read", path_));
+    auto entries_of = path_.ends_with(".ini") ? ini_entries : toml_entries;
+    ASSIGN_OR_RETURN(std::vector<ConfigEntry> entries, entries_of(path_, text));
+    for (const ConfigEntry& entry : entries) RETURN_IF_ERROR(add(entry));
+    // A list takes the words behind it, too: those of no flag come first, and another flag ends the last one.
+    if (!flags_.empty()) flags_.push_back("--config=" + path_);
+    words_.insert(words_.end(), flags_.begin(), flags_.end());
+    return std::move(words_);
   }
 
  private:
-  // CLI11 marks the begin and end of a section with items of these names.
-  static bool is_marker(const CLI::ConfigItem& item) { return item.name == "++" || item.name == "--"; }
+  Status add(const ConfigEntry& entry) {
+    const CLI::App* place = find_command(program_, entry.section);
+    if (place == nullptr)
+      return unknown(entry, joined(entry.section, "."), "command", section_names(program_));
+    if (entry.key.empty()) return ok_status();
+    std::string name = entry.key;
+    std::ranges::replace(name, '_', '-');
+    if (leads_to(*place, command_))
+      if (const CLI::Option* option = find_flag(command_, name)) return take(*option, name, entry);
+    // In front of any section it has to be a flag of the command that runs.
+    if (place == &program_) place = &command_;
+    if (is_known(*place, name)) return ok_status();
+    std::string whose = joined(path_of(*place), " ");
+    if (!commands_below(*place).empty()) whose = format("any {} command", whose);
+    return unknown(entry, entry.key, "flag of " + whose, key_names(*place));
+  }
 
-  Status add(const CLI::ConfigItem& item) {
-    const std::string section = item.parents.empty() ? "" : item.parents.back();
-    if (!section.empty() && section != command_.get_name()) return check_section(section);
-    if (is_marker(item)) return ok_status();
-    std::string name = item.name;
-    std::replace(name.begin(), name.end(), '_', '-');
-    const CLI::Option* option = find(name);
-    if (option == nullptr) return unknown("flag of " + command_.get_name(), item.name, flag_names());
-    if (option->count() > 0) return ok_status();  // the command line wins
-    if (!seen_.insert(option).second)
-      return invalid_argument(format("--config {}: {} says a second time what a flag is", path_, item.name));
-    for (const std::string& input : item.inputs)
-      arguments_.push_back(option->get_positional() ? input : "--" + name + "=" + input);
+  Status take(const CLI::Option& option, const std::string& name, const ConfigEntry& entry) {
+    if (option.count() > 0) return ok_status();  // the command line wins
+    if (!seen_.insert(&option).second)
+      return config_mistake(path_, entry.line, entry.key + " says a second time what a flag is");
+    for (const std::string& value : entry.values) {
+      if (option.get_positional()) {
+        words_.push_back(value);
+      } else if (option.get_items_expected_max() == 0) {  // a switch
+        flags_.push_back("--" + name + "=" + value);
+      } else {  // of "--name=" CLI11 would take the next word for the value
+        flags_.insert(flags_.end(), {"--" + name, value});
+      }
+    }
     return ok_status();
   }
 
-  const CLI::Option* find(const std::string& name) const {
-    if (name == "help" || name == "config") return nullptr;
-    const CLI::Option* flag = command_.get_option_no_throw("--" + name);
-    if (flag != nullptr) return flag;
-    const CLI::Option* positional = command_.get_option_no_throw(name);
-    return positional != nullptr && positional->get_positional() ? positional : nullptr;
-  }
-
-  std::vector<std::string> flag_names() const {
-    std::vector<std::string> names;
-    for (const std::string& flag : known_flags(command_)) names.push_back(flag.substr(2));
-    for (const CLI::Option* option : command_.get_options())
-      if (option->get_positional()) names.push_back(option->get_name(true));
-    return names;
-  }
-
-  Status check_section(const std::string& section) const {
-    bool known = std::find(commands_.begin(), commands_.end(), section) != commands_.end();
-    return known ? ok_status() : unknown("command", section, commands_);
-  }
-
-  Status unknown(const std::string& what,
+  Status unknown(const ConfigEntry& entry,
                  const std::string& word,
+                 const std::string& what,
                  const std::vector<std::string>& known) const {
     std::vector<std::string_view> words(known.begin(), known.end());
-    return invalid_argument(
-        format("--config {}: {} is no {}; the nearest is {}", path_, word, what, nearest_word(word, words)));
+    return config_mistake(
+        path_, entry.line, format("{} is no {}; the nearest is {}", word, what, nearest_word(word, words)));
   }
 
-  std::vector<std::string> commands_;
-  CLI::App& command_;
+  const CLI::App& program_;
+  const CLI::App& command_;
   std::string path_;
   std::set<const CLI::Option*> seen_;
-  std::vector<std::string> arguments_;
+  std::vector<std::string> words_;  // of no flag
+  std::vector<std::string> flags_;
 };
 
 }  // namespace
@@ -134,8 +200,6 @@ Result<std::vector<std::string>> with_config_file(CLI::App& program,
                    ConfigArguments(program, *command, config->results().back()).read());
   std::vector<std::string> all = arguments;
   auto behind = std::find(all.begin(), all.end(), command->get_name());
-  // A list takes the words behind it, too: another flag ends it, so that it does not take the model.
-  if (!from_file.empty()) from_file.push_back("--config=" + config->results().back());
   all.insert(behind == all.end() ? behind : behind + 1, from_file.begin(), from_file.end());
   return all;
 }

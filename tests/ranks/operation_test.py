@@ -242,6 +242,7 @@ class ConfigFile(unittest.TestCase):
         self.assertIn("/no/such/model.gguf", done.stderr)
 
     def test_ini_too(self):
+        self.path = self.path.with_suffix(".ini")
         done = self.plan(f"; a comment\n[plan]\nmodel={harness.smollm()}\npp=5\njson=true\n")
         self.assertEqual(json.loads(done.stdout)["pp"], 5, done.stderr)
 
@@ -267,8 +268,34 @@ class ConfigFile(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("/no/such/flags.toml", done.stderr)
 
+    def test_what_is_no_toml_is_told_with_its_line(self):
+        for text in (b"\n[serve\nport = 1\n", b"\nblock-size = none\n", b"\n\x7fELF\x02\xff\x00\n"):
+            with self.subTest(text=text):
+                self.path.write_bytes(text)
+                done = run(["plan", harness.smollm(), "--config", self.path])
+                self.assertEqual(done.returncode, 78)
+                self.assertRegex(done.stderr, rf"^llm-dist: --config {re.escape(str(self.path))}:2: \S.*\n$")
+
+    def test_a_hash_in_a_name_hides_no_flag_behind_it(self):
+        keys = self.path.with_name("no-keys")
+        self.path.write_text(f'served-model-name = ["llama#8b", "llama"]\nport = 8101\napi-key-file = "{keys}"\n')
+        done = run(["serve", harness.smollm(), "--config", self.path], timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(str(keys), done.stderr)  # which is not there
+
+    def test_a_section_counts_for_the_commands_below_its_own(self):
+        text = "[bench]\nbatch = [1]\noutput-len = 4\nnum-prompts = 3\nblock-size = 0\n"
+        for command in ("latency", "throughput"):
+            self.path.write_text(text)
+            done = run(["bench", command, harness.smollm(), "--config", self.path])
+            self.assertIn("--block-size", done.stderr)
+        self.path.write_text("[bench]\noutput-lne = 4\n")
+        done = run(["bench", "latency", harness.smollm(), "--config", self.path])
+        self.assertEqual(done.returncode, 78)
+        self.assertIn("output-lne is no flag of any bench command; the nearest is output-len", done.stderr)
+
     def test_a_wrong_value_is_refused_like_a_typed_one(self):
-        done = self.plan("block-size = none\n", harness.smollm())
+        done = self.plan('block-size = "none"\n', harness.smollm())
         self.assertGreaterEqual(done.returncode, 100)
         self.assertIn("--block-size", done.stderr)
 
