@@ -60,9 +60,11 @@ int run_man(const CLI::App& program, const ManFlags& flags) {
 RunCommand add_completion(CLI::App& program) {
   auto shell = std::make_shared<std::string>();
   CLI::App* app = program.add_subcommand("completion", "Print a script that completes this program's flags");
-  app->group("");  // in no list of commands
   app->add_option("shell", *shell, "Whose script")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  app->footer("Example: source <(llm-dist completion bash)");
+  app->footer(
+      "Examples:\n"
+      "  source <(llm-dist completion bash)\n"
+      "  llm-dist completion fish | source");
   return [&program, shell] { return print_completion(program, *shell); };
 }
 

@@ -17,7 +17,7 @@ from harness import run  # noqa: E402
 
 COMMANDS = (["serve"], ["generate"], ["chat"], ["plan"], ["convert"], ["doctor"], ["bench"], ["bench", "latency"],
             ["bench", "throughput"], ["bench", "serve"], ["bench", "kernels"], ["bench", "load"], ["bench", "comm"],
-            ["coordinator"], ["submit"], ["jobs"], ["logs"], ["cancel"], ["top"])
+            ["coordinator"], ["submit"], ["jobs"], ["logs"], ["cancel"], ["top"], ["completion"])
 
 
 def flags_of(*command):
@@ -84,7 +84,8 @@ class Bash(Folder):
         self.assertEqual(self.completions("serve", "--device", "=", "cu"), ["cuda"])
         self.assertEqual(set(self.completions("serve", "--device", "=")), {"auto", "cpu", "cuda"})
         self.assertEqual(self.completions("serve", "--port", ""), [])
-        self.assertEqual(self.completions("completion", "z"), [])  # in no list, so nothing is told about it
+        self.assertEqual(self.completions("completion", ""), ["bash", "zsh", "fish"])
+        self.assertEqual(self.completions("comp"), ["completion"])
 
     def test_a_word_of_another_command_changes_nothing(self):
         self.assertIn("--idempotency-key", self.completions("submit", "serve", "--idem"))
@@ -155,6 +156,7 @@ class Fish(Folder):
         self.assertIn("serve", self.completions("llm-dist s"))
         self.assertEqual(self.completions("llm-dist bench la"), ["latency"])
         self.assertEqual(self.completions("llm-dist serve --device c"), ["cpu", "cuda"])
+        self.assertEqual(set(self.completions("llm-dist completion ")), {"bash", "zsh", "fish"})
         self.assertNotIn("--gpu-memory-utilization", self.completions("llm-dist submit serve --gpu"))
 
 

@@ -42,13 +42,13 @@ class Help(unittest.TestCase):
     def test_help_shows_every_command_and_examples(self):
         done = run(["--help"])
         self.assertEqual(done.returncode, 0)
-        for word in ("generate", "bench", "plan", "convert", "doctor", "mpirun -np"):
+        for word in ("generate", "bench", "plan", "convert", "doctor", "completion", "mpirun -np"):
             self.assertIn(word, done.stdout)
 
     def test_each_command_has_help_with_an_example(self):
         for command in (["generate"], ["plan"], ["convert"], ["doctor"], ["bench", "latency"], ["bench", "throughput"],
                         ["bench", "kernels"], ["bench", "load"], ["bench", "comm"], ["submit"], ["jobs"], ["logs"],
-                        ["cancel"], ["top"]):
+                        ["cancel"], ["top"], ["completion"]):
             with self.subTest(command=command):
                 done = run([*command, "--help"])
                 self.assertEqual(done.returncode, 0)
@@ -100,6 +100,8 @@ class Help(unittest.TestCase):
         done = run(["genrate", "model.gguf"])
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("Did you mean generate?", done.stderr)
+        done = run(["complet", "bash"])
+        self.assertRegex(done.stderr, "complet is no command: .*, completion\nDid you mean completion\\?\n")
         done = run(["bench", "latnecy", "model.gguf"])
         self.assertIn("Did you mean latency?", done.stderr)
 
