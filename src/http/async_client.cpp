@@ -68,7 +68,7 @@ AsyncClient::Impl::~Impl() {
 Status AsyncClient::Impl::prepare(Exchange& exchange) {
   ASSIGN_OR_RETURN(exchange.url, check_request(exchange.request));
   if (exchange.url.tls) RETURN_IF_ERROR(setup_.ensure_tls());
-  return ensure_event_queue(context_);
+  return setup_.ensure_event_queue(context_);
 }
 
 void AsyncClient::Impl::start(ExchangePtr exchange, Deadline deadline) {

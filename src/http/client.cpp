@@ -31,7 +31,7 @@ Result<Response> Client::Impl::exchange(const ClientRequest& request,
                                         const OnData* on_data) {
   ASSIGN_OR_RETURN(Url url, check_request(request));
   if (url.tls) RETURN_IF_ERROR(setup_.ensure_tls());
-  RETURN_IF_ERROR(ensure_event_queue(context_));
+  RETURN_IF_ERROR(setup_.ensure_event_queue(context_));
   std::optional<Result<Response>> outcome;
   bool done = false;
   std::exception_ptr failure;

@@ -1,11 +1,17 @@
 #include "src/http/client_connection.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/ssl.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
+#include <cstring>
 
 #include "src/base/format.h"
 
@@ -62,17 +68,28 @@ Result<Url> check_request(const ClientRequest& request) {
   return parse_url(request.url);
 }
 
-Status ensure_event_queue(asio::io_context& context) {
-  try {
-    asio::steady_timer first(context);
-  } catch (const boost::system::system_error& error) {
-    return resource_exhausted(format("cannot wait for an answer: {}", error.code().message()));
-  }
-  return ok_status();
-}
-
 ClientSetup::ClientSetup(ClientOptions options) : options_(std::move(options)) {}
 ClientSetup::~ClientSetup() = default;
+
+// asio throws where it cannot have them, which is no place for who only asks: so they are looked for first.
+Status ClientSetup::ensure_event_queue(asio::io_context& context) {
+  if (has_event_queue_) return ok_status();
+  constexpr size_t kItTakes = 3;  // epoll, its timer and what interrupts it
+  std::array<int, kItTakes> descriptors{};
+  for (int& descriptor : descriptors) descriptor = ::eventfd(0, EFD_CLOEXEC);
+  const int error = errno;
+  const bool enough = descriptors.back() >= 0;
+  for (int descriptor : descriptors)
+    if (descriptor >= 0) ::close(descriptor);
+  if (!enough) return resource_exhausted(format("cannot wait for an answer: {}", std::strerror(error)));
+  try {
+    asio::steady_timer first(context);
+  } catch (const boost::system::system_error& taken) {  // by somebody else, in between
+    return resource_exhausted(format("cannot wait for an answer: {}", taken.code().message()));
+  }
+  has_event_queue_ = true;
+  return ok_status();
+}
 
 Status ClientSetup::ensure_tls() {
   if (tls_) return ok_status();

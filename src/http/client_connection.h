@@ -27,19 +27,19 @@ class ClientSetup {
   const ClientOptions& options() const { return options_; }
   // Before the first connection of an https URL.
   Status ensure_tls();
+  // Before anything waits in the client's context: what does so first makes its event queue, which takes
+  // descriptors. resource_exhausted: there are none.
+  Status ensure_event_queue(asio::io_context& context);
   asio::ssl::context& tls() const { return *tls_; }
 
  private:
   ClientOptions options_;
   std::unique_ptr<asio::ssl::context> tls_;
+  bool has_event_queue_ = false;
 };
 
 // invalid_argument: a header, a method or a URL that would become lines of their own; an unusable URL.
 Result<Url> check_request(const ClientRequest& request);
-
-// What waits for the first time in a context makes its event queue, which takes descriptors.
-// resource_exhausted: there are none.
-Status ensure_event_queue(asio::io_context& context);
 
 class ClientConnection {
  public:
