@@ -26,6 +26,12 @@ MODEL = ROOT / ".models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PATIENCE = 240
 
 
+class Refused(AssertionError):
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = status
+
+
 class Cluster:
     def __init__(self, folder, orphan_seconds=60, slots=2, tls=False, open_files=None):
         self.folder = pathlib.Path(folder)
@@ -60,7 +66,7 @@ class Cluster:
                 [*few, BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
                  "--slots", str(self.slots), "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds), *tls],
                 cwd=self.folder, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(self.folder / "tmp")})
-        self.wait_for(lambda: self.call("GET", "/readyz") is not None, "the coordinator to start")
+        self.wait_ready()
 
     def kill(self):
         self.process.kill()
@@ -75,9 +81,19 @@ class Cluster:
             with urllib.request.urlopen(request, timeout=30, context=trust) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
-            raise AssertionError(f"{path}: {error.code} {error.read()}") from error
+            raise Refused(error.code, f"{path}: {error.code} {error.read()}") from error
         except OSError:
             return None
+
+    def wait_ready(self):
+        def ready():
+            try:
+                return self.call("GET", "/readyz") is not None
+            except Refused as refused:
+                if refused.status != 503:
+                    raise
+                return False
+        self.wait_for(ready, "the coordinator to be ready")
 
     def wait_for(self, condition, what, seconds=PATIENCE):
         deadline = time.monotonic() + seconds
@@ -211,7 +227,7 @@ class ReplicasTest(unittest.TestCase):
         for client in clients:
             client.close()
         self.assertEqual(cluster.processes().keys(), before)
-        cluster.wait_for(lambda: cluster.call("GET", "/readyz") is not None, "room for a client")
+        cluster.wait_ready()  # it counts them until it has read that they are gone
         self.assertEqual(cluster.call("GET", f"/v1/jobs/{job}")["attempt"], 1)
         cluster.call("POST", f"/v1/jobs/{job}/cancel")
         cluster.wait_state(job, "CANCELLED")
