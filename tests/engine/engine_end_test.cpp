@@ -1,9 +1,11 @@
 // How an engine ends: with its world, or because it is told to.
 #include <gtest/gtest.h>
 
+#include <future>
 #include <string_view>
 #include <thread>
 
+#include "src/device/cpu/cpu_stream.h"
 #include "tests/engine/requests.h"
 
 namespace llm_dist::engine {
@@ -83,31 +85,26 @@ INSTANTIATE_TEST_SUITE_P(Layouts,
 TEST_P(OneStream, ThatFailsIsNoticedWithoutAnotherStep) {
   const int victim = GetParam().victim;
   GoldenCase golden = load_golden("grouped");
-  std::atomic<bool> armed{false};
-  std::unique_ptr<Replica> replica;
-  std::jthread failing;
+  std::promise<Replica*> started;
   ReplicaOptions options{.engine = golden_options(GetParam().layout)};
   options.engine.step_deadline_seconds = 600;
-  options.before_task = [&](const std::string&, uint64_t) {  // so that the step has been issued by then
-    if (armed) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  };
   options.hooks = [&](int rank) {
     EngineHooks hooks;
     hooks.on_phase = [&, rank](const char* phase) {
       if (rank != victim || std::string_view(phase) != "prefill") return;
-      failing = std::jthread([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        replica->rank(victim).ops().stream().fail(internal_error("the matrix unit is on fire"));
+      device::CpuStream& stream = device::as_cpu(started.get_future().get()->rank(victim).ops().stream());
+      stream.enqueue([&stream] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the step has been issued by then
+        stream.fail(internal_error("the matrix unit is on fire"));
       });
     };
     return hooks;
   };
-  replica = start(golden, options);
-  armed = true;
+  auto replica = start(golden, options);
+  started.set_value(replica.get());
   auto sink = std::make_shared<OutputSink>();
   ASSERT_TRUE(replica->engine().submit(greedy_request({5, 6, 7}, 1), sink).ok());
   ASSERT_TRUE(sink->wait(60));  // long before the step's own deadline
-  armed = false;
   EXPECT_EQ(sink->output().finish, sched::FinishReason::kError);
   const Status ended = replica->stop()[static_cast<size_t>(victim)];
   const Status& told = victim == 0 ? sink->output().error : ended;
