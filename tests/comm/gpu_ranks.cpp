@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -68,11 +67,6 @@ Result<std::unique_ptr<Communicator>> make_connected(const MakeGpuGroup& make_gr
 
 }  // namespace
 
-bool ranks_share_gpu() {
-  const char* value = std::getenv("LLM_DIST_TEST_RANKS_SHARE_GPU");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 void run_on_gpu(const kernels::CudaModule& module,
                 World& world,
                 int device_index,
@@ -112,10 +106,7 @@ void run_on_gpus(const kernels::CudaModule& module,
 
 int run_gpu_tests(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  // A stream must not stand behind another in a queue of the GPU's, and where ranks share one, a kernel that
-  // is loaded late would wait for those under way: either may wait for a rank that waits for this one.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  if (ranks_share_gpu()) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  prepare_for_waiting_ranks();
   auto module = cuda_module();
   if (!module.ok()) {
     std::fprintf(stderr, "%s\n", module.status().to_string().c_str());

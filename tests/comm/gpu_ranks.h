@@ -6,16 +6,13 @@
 
 #include "tests/comm/conformance.h"
 #include "tests/comm/site.h"
+#include "tests/comm/waiting_ranks.h"
 #include "tests/device/cuda_module.h"
 
 namespace llm_dist::comm {
 
 // Of a test that has no GPUs to run on.
 inline constexpr int kSkipped = 77;
-
-// The environment's LLM_DIST_TEST_RANKS_SHARE_GPU=1: all ranks, threads of one process, have the first GPU
-// together, so that protocols between GPUs can be tried where there is one.
-bool ranks_share_gpu();
 
 // A communicator of GPUs, made by the function under test.
 using MakeGpuGroup = std::function<Result<std::unique_ptr<Communicator>>(

@@ -16,17 +16,6 @@ std::unique_ptr<World>& launched_world() {
   return world;
 }
 
-// As make_p2p_communicator, which has NCCL behind it: that refuses ranks on one GPU.
-Result<std::unique_ptr<Communicator>> make_on_shared_gpu(World& world,
-                                                         std::span<const int> ranks,
-                                                         const std::string& name,
-                                                         int device_index,
-                                                         const PeerLimits& limits) {
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> fallback,
-                   make_shared_gpu_communicator(world, ranks, name, device_index));
-  return put_peer_memory_before(std::move(fallback), world, ranks, device_index, limits);
-}
-
 MakeGpuGroup group_maker(const std::optional<PeerLimits>& wanted) {
   return [wanted](World& world,
                   std::span<const int> ranks,
@@ -35,7 +24,7 @@ MakeGpuGroup group_maker(const std::optional<PeerLimits>& wanted) {
     const PeerLimits limits = wanted.value_or(default_peer_limits(static_cast<int>(ranks.size()), {}));
     const std::string backend = ranks_share_gpu() ? "p2p+shared-gpu" : "p2p+nccl";
     ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
-                     ranks_share_gpu() ? make_on_shared_gpu(world, ranks, name, device_index, limits)
+                     ranks_share_gpu() ? make_p2p_on_shared_gpu(world, ranks, name, device_index, limits)
                                        : make_p2p_communicator(world, ranks, name, device_index, limits));
     EXPECT_EQ(comm->info().backend, ranks.size() == 1 ? "self" : backend);
     return comm;

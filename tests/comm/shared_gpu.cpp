@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "comm/first_error.h"
+#include "comm/p2p_groups.h"
 #include "src/device/cpu/cpu_stream.h"
 #include "tests/comm/shared_gpu_calls.h"
 
@@ -131,6 +132,16 @@ Result<std::unique_ptr<Communicator>> make_shared_gpu_communicator(World& world,
   auto made = std::make_unique<SharedGpuCommunicator>(std::move(info), device_index);
   RETURN_IF_ERROR(made->meet(*hosts));
   return std::unique_ptr<Communicator>(std::move(made));
+}
+
+Result<std::unique_ptr<Communicator>> make_p2p_on_shared_gpu(World& world,
+                                                             std::span<const int> world_ranks,
+                                                             const std::string& name,
+                                                             int device_index,
+                                                             const PeerLimits& limits) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> fallback,
+                   make_shared_gpu_communicator(world, world_ranks, name, device_index));
+  return put_peer_memory_before(std::move(fallback), world, world_ranks, device_index, limits);
 }
 
 }  // namespace llm_dist::comm

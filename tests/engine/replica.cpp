@@ -103,6 +103,14 @@ Status Replica::run_rank(int index, const checkpoint::Checkpoint& checkpoint) {
   }
   EngineHooks hooks;
   if (options_.hooks) hooks = options_.hooks(index);
+  if (options_.memory_first) {
+    hooks.on_phase = [&world, also = hooks.on_phase](const char* phase) {
+      if (also) also(phase);
+      if (std::string_view(phase) != "warming up") return;
+      Status met = world->barrier(Deadline::after_seconds(kSetupSeconds));
+      CHECK(met.ok(), "{}", met.to_string());
+    };
+  }
   RankEngineParts parts{.world = world.get(),
                         .backend = backend.get(),
                         .ops = options_.ops,

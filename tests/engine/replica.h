@@ -30,6 +30,9 @@ struct ReplicaOptions {
                                                             const std::string& name,
                                                             const comm::GroupUse& use)>
       make_communicator;
+  // No rank waits for another on the device before all have their memory: taking some waits for the device
+  // itself, which ranks may share.
+  bool memory_first = false;
 };
 
 // What one sequence yielded.

@@ -42,6 +42,7 @@ class CudaHandedRows : public CudaReplicas {
   void SetUp() override {
     CudaReplicas::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
+    if (comm::ranks_share_gpu()) GTEST_SKIP() << "products that hand rows wait on all processors";
     if (module_->visible_devices() < kTp) GTEST_SKIP() << "fewer than two GPUs";
     counting_ = *module_->ops;
     static const kernels::OpTable* ops = nullptr;
@@ -117,7 +118,7 @@ class CudaHandedRows : public CudaReplicas {
                                .num_blocks = 1024,
                                .linear_kernels = linear_kernels,
                                .step_deadline_seconds = 60};
-    LogitsRecorder recorder(layout, kVocab);
+    LogitsRecorder recorder(layout, kVocab, make_backend());
     // However few rows, their terms go to where they are summed.
     comm::PeerLimits limits = comm::default_peer_limits(kTp, {.shared_bytes = kStepTokens * kHidden * 2});
     if (quantization) limits.handed_bytes = 1;

@@ -9,6 +9,7 @@ namespace llm_dist::engine {
 namespace {
 
 constexpr size_t kMaxSlots = 64;
+constexpr int64_t kMaxRows = 1024;
 
 std::vector<int32_t> rest_of(std::istringstream& line) {
   std::vector<int32_t> numbers;
@@ -72,9 +73,20 @@ EngineOptions golden_options(const GoldenCase& golden, const parallel::Layout& l
   return options;
 }
 
-LogitsRecorder::LogitsRecorder(const parallel::Layout& layout, int64_t vocab_size)
-    : layout_(layout), vocab_size_(vocab_size), ranks_(static_cast<size_t>(layout.tp)) {
-  for (Rank& rank : ranks_) rank.slot_seeds.resize(kMaxSlots);
+LogitsRecorder::LogitsRecorder(const parallel::Layout& layout,
+                               int64_t vocab_size,
+                               std::unique_ptr<device::Backend> backend)
+    : layout_(layout),
+      vocab_size_(vocab_size),
+      backend_(std::move(backend)),
+      ranks_(static_cast<size_t>(layout.tp)) {
+  // The last shard is padded to the others' length.
+  const int64_t most = (vocab_size + layout.tp - 1) / layout.tp;
+  for (Rank& rank : ranks_) {
+    rank.slot_seeds.resize(kMaxSlots);
+    rank.memory =
+        backend_->allocate(kMaxRows * most * dtype_bytes(DType::kF32), device::MemoryKind::kPinned).value();
+  }
 }
 
 EngineHooks LogitsRecorder::hooks(int rank) {
@@ -96,12 +108,14 @@ void LogitsRecorder::record(Rank& rank,
   for (const sched::SlotRun& run : plan.runs) {
     index += run.num_scores;
     if (run.samples == 0) continue;
-    auto& row = rank.rows.emplace_back(std::make_unique<Row>());
-    row->seed = rank.slot_seeds[static_cast<size_t>(run.slot)];
-    row->position = run.begin + run.count;
-    row->shard.resize(static_cast<size_t>(logits.dim(1)));
-    stream.copy(Tensor::contiguous(row->shard.data(), DType::kF32, {logits.dim(1)}),
-                logits.rows(index, 1).reshaped({logits.dim(1)}));
+    const auto count = static_cast<size_t>(logits.dim(1));
+    const auto next = static_cast<int64_t>(rank.rows.size());
+    CHECK(next < kMaxRows, "more rows than are recorded");
+    const Tensor place = rank.memory.view(DType::kF32, {kMaxRows, logits.dim(1)}).rows(next, 1);
+    rank.rows.push_back({.seed = rank.slot_seeds[static_cast<size_t>(run.slot)],
+                         .position = run.begin + run.count,
+                         .shard = {static_cast<float*>(place.data), count}});
+    stream.copy(place, logits.rows(index, 1));
     ++index;
   }
 }
@@ -111,8 +125,8 @@ std::vector<float> LogitsRecorder::row(uint64_t seed, int64_t position) const {
   for (int rank = 0; rank < layout_.tp; ++rank) {
     auto shard = parallel::shard_vocab(vocab_size_, layout_.tp, rank);
     for (const auto& row : ranks_[static_cast<size_t>(rank)].rows) {
-      if (row->seed != seed || row->position != position) continue;
-      whole.insert(whole.end(), row->shard.begin(), row->shard.begin() + shard.count);
+      if (row.seed != seed || row.position != position) continue;
+      whole.insert(whole.end(), row.shard.begin(), row.shard.begin() + shard.count);
       break;
     }
   }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "src/checkpoint/checkpoint.h"
+#include "src/device/cpu/cpu_backend.h"
 #include "tests/engine/replica.h"
 
 namespace llm_dist::engine {
@@ -35,11 +37,15 @@ EngineOptions golden_options(const GoldenCase& golden,
                              const parallel::Layout& layout,
                              DType dtype = DType::kF32);
 
-// Records the logits of every sampled row on every rank of the last stage. Requests are told apart by their
-// seeds.
+// Records the logits of every sampled row, of a thousand at most, on every rank of the last stage. Requests
+// are told apart by their seeds.
 class LogitsRecorder {
  public:
-  LogitsRecorder(const parallel::Layout& layout, int64_t vocab_size);
+  // They are copied to pinned memory of `backend`: to other memory a device's driver copies while it keeps
+  // other threads waiting, whose ranks this one may wait for.
+  LogitsRecorder(const parallel::Layout& layout,
+                 int64_t vocab_size,
+                 std::unique_ptr<device::Backend> backend = device::make_cpu_backend({}));
   // For ReplicaOptions::hooks.
   EngineHooks hooks(int rank);
   // Of the token at `position` of the request with this seed; empty when it was never sampled. Once the
@@ -50,16 +56,18 @@ class LogitsRecorder {
   struct Row {
     uint64_t seed = 0;
     int64_t position = 0;
-    std::vector<float> shard;
+    std::span<float> shard;
   };
   struct Rank {
     std::vector<uint64_t> slot_seeds;
-    std::vector<std::unique_ptr<Row>> rows;
+    std::vector<Row> rows;
+    device::Buffer memory;  // of all rows
   };
   void record(Rank& rank, const sched::StepPlan& plan, const Tensor& logits, device::Stream& stream);
 
   parallel::Layout layout_;
   int64_t vocab_size_;
+  std::unique_ptr<device::Backend> backend_;
   std::vector<Rank> ranks_;  // [tp], of the last stage
 };
 
