@@ -1,6 +1,5 @@
 // `llm-dist bench serve`: a running server under load, from outside.
 #include <signal.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -17,6 +16,7 @@
 #include "launch/server_flags.h"
 #include "launch/shutdown_signal.h"
 #include "launch/whole_file.h"
+#include "src/base/open_files.h"
 
 namespace llm_dist::launch {
 namespace {
@@ -55,14 +55,6 @@ std::string command_without_secrets(const ServerFlags& flags) {
     if (at != std::string::npos) command.replace(at, secret.size(), "…");
   }
   return command;
-}
-
-// A connection each: the usual 1024 descriptors would be the limit instead of the server.
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 class ServeBench {
@@ -213,7 +205,7 @@ Status ServeBench::run() {
 
 int run(const ServeLoadFlags& flags) {
   ShutdownSignal signal;  // before any thread is started
-  raise_descriptor_limit();
+  raise_open_files();     // each request under way has a connection
   Status writable = check_writable("--save-result", flags.result_file);
   if (writable.ok()) writable = check_writable("--plot", flags.plot_file);
   if (!writable.ok()) return report(nullptr, writable);

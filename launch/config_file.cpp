@@ -13,10 +13,6 @@
 
 namespace llm_dist::launch {
 
-Status config_mistake(const std::string& path, int line, const std::string& what) {
-  return invalid_argument(format("--config {}:{}: {}", path, line, what));
-}
-
 namespace {
 
 // The command whose flags these are: the innermost one.

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "cluster/open_files.h"
+#include "cluster/client_room.h"
 #include "src/base/clock.h"
 #include "tests/cluster/store_fixture.h"
 #include "tests/http/no_descriptors.h"
@@ -91,7 +91,7 @@ TEST_F(LocalLauncher, WhatItStartsHasTheLimitThatItIsTold) {
   EXPECT_EQ(limit, 77);
 }
 
-TEST(OpenFiles, ClientsLeaveTheProcessItsOwn) {
+TEST(ClientRoom, LeavesTheProcessItsOwn) {
   EXPECT_EQ(clients_within(20'000, 300), 9'850u);
   EXPECT_EQ(clients_within(1024, 384), 320u);
   EXPECT_EQ(clients_within(128, 384), 16u);

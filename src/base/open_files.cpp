@@ -1,10 +1,8 @@
-#include "cluster/open_files.h"
-
-#include <algorithm>
+#include "src/base/open_files.h"
 
 #include "src/base/check.h"
 
-namespace llm_dist::cluster {
+namespace llm_dist {
 
 OpenFiles raise_open_files() {
   OpenFiles files;
@@ -14,8 +12,4 @@ OpenFiles raise_open_files() {
   return files;
 }
 
-size_t clients_within(rlim_t open_files, rlim_t own) {
-  return std::max<rlim_t>(1, (open_files - std::min(own, open_files / 4 * 3)) / 2);
-}
-
-}  // namespace llm_dist::cluster
+}  // namespace llm_dist
