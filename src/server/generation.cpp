@@ -75,6 +75,9 @@ sched::SequenceRequest Generation::sequence_request(const Track& track, uint32_t
   request.prompt = prompt.ids;
   request.sampling = parts_.request.sampling;
   request.sampling.choice = choice;
+  // Where the request names none, prompts draw apart, as its choices do: equal ones are asked for several
+  // answers.
+  if (!parts_.request.spec.seed) request.sampling.seed += track.prompt * uint64_t{0x9e3779b97f4a7c15};
   request.sampling.num_prompt_logprobs = num_prompt_logprobs(choice);
   request.sampling.max_tokens = prompt.max_tokens;
   request.priority = static_cast<int32_t>(parts_.request.spec.priority);

@@ -179,6 +179,23 @@ TEST_F(ApiGenerate, DefaultLengthsAndSeeds) {
   EXPECT_EQ(seeds.size(), 3u);
 }
 
+TEST_F(ApiGenerate, PromptsOfOneRequestDrawApartUnlessItNamesASeed) {
+  using Draws = std::set<std::pair<uint64_t, uint32_t>>;
+  auto draws_of = [&](const Json& body) {
+    const size_t before = engine->requests().size();
+    post_ok(kTextPath, body);
+    Draws draws;
+    const std::vector<sched::SequenceRequest> requests = engine->requests();
+    for (size_t i = before; i < requests.size(); ++i)
+      draws.emplace(requests[i].sampling.seed, requests[i].sampling.choice);
+    return draws;
+  };
+  Json body = {{"model", "tiny"}, {"prompt", {"p", "p", "p"}}, {"n", 2}, {"max_tokens", 1}};
+  EXPECT_EQ(draws_of(body).size(), 6u);
+  body["seed"] = 7;
+  EXPECT_EQ(draws_of(body), (Draws{{7, 0}, {7, 1}}));
+}
+
 TEST_F(ApiGenerate, TheChatTemplateGetsKwargsAndTheLastMessageCanGoOn) {
   Json body = chat("x");
   body["chat_template_kwargs"] = {{"suffix", "think"}};
