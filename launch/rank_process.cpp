@@ -11,7 +11,9 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/agreement.h"
 #include "comm/mapped_files.h"
+#include "launch/common_terms.h"
 #include "launch/exit_code.h"
 #include "launch/idle.h"
 #include "launch/placement.h"
@@ -128,8 +130,8 @@ Status RankProcess::connect(const EngineFlags& flags) {
   return ok_status();
 }
 
-// Every rank learns the first failing rank's error, so that all end for the same reason and one of them says
-// it.
+// Every rank learns the first failing rank's error, so that all end for the same reason and one of them, rank
+// 0, says it. What is not its own and not everybody's has to say whose it is.
 Status RankProcess::agree(const Status& mine) {
   if (size() == 1) {
     agreed_on_error_ = !mine.ok();
@@ -138,13 +140,14 @@ Status RankProcess::agree(const Status& mine) {
   std::string text = mine.ok() ? "" : std::to_string(static_cast<int>(mine.code())) + " " + mine.message();
   ASSIGN_OR_RETURN(std::vector<std::string> all,
                    world_->all_gather_bytes(text, Deadline::after_seconds(kAgreeSeconds)));
-  for (const std::string& theirs : all) {
-    if (theirs.empty()) continue;
-    size_t space = theirs.find(' ');
-    agreed_on_error_ = true;
-    return {static_cast<StatusCode>(std::stoi(theirs.substr(0, space))), theirs.substr(space + 1)};
-  }
-  return ok_status();
+  const auto first = std::ranges::find_if(all, [](const std::string& theirs) { return !theirs.empty(); });
+  if (first == all.end()) return ok_status();
+  agreed_on_error_ = true;
+  const size_t space = first->find(' ');
+  const Status status(static_cast<StatusCode>(std::stoi(first->substr(0, space))), first->substr(space + 1));
+  const auto failed = static_cast<size_t>(first - all.begin());
+  if (failed == 0) return status;
+  return status.with_context(format("rank {} on {}", failed, world_->hosts()[failed].hostname));
 }
 
 Status RankProcess::find_device(const EngineFlags& flags) {
@@ -168,9 +171,28 @@ Status RankProcess::take_device(const EngineFlags& flags) {
     names.push_back(cards.back().name);
   }
   liveness_->set_devices(std::move(names));
-  Status status = refuse_shared_devices(cards);  // the same on every rank
+  RETURN_IF_ERROR(everywhere(refuse_shared_devices(cards)));
+  // What activations are by default, which are the same everywhere.
+  const bool bf16 = resources_.bf16_arithmetic;
+  ASSIGN_OR_RETURN(std::vector<bool> all_have,
+                   comm::agree(*world_, {bf16}, Deadline::after_seconds(kAgreeSeconds)));
+  resources_.bf16_arithmetic = all_have[0];
+  if (leads() && bf16 && !all_have[0]) log_info("not every rank's CPU multiplies bf16: none counts on it");
+  return ok_status();
+}
+
+Status RankProcess::everywhere(Status status) {
   agreed_on_error_ = !status.ok();
   return status;
+}
+
+// Before memory is looked at, which each rank has its own amount of.
+Status RankProcess::compare_terms() {
+  if (size() == 1) return ok_status();
+  Result<CommonTerms> terms = common_terms(resolved_.engine, *checkpoint_);
+  RETURN_IF_ERROR(agree(terms.status()));
+  ASSIGN_OR_RETURN(std::vector<std::string> packed, gathered(pack(*terms)));
+  return everywhere(refuse_different_terms(packed, world_->hosts()));
 }
 
 Status RankProcess::open_model(const EngineFlags& flags) {
@@ -204,7 +226,7 @@ Status RankProcess::prepare(const EngineFlags& flags, bool sees_ops) {
     std::vector<int64_t> sizes = std::exchange(resolved_.engine.graph_sizes, {});
     if (resources_.prefers_graphs) resolved_.engine.tuned_sizes = std::move(sizes);
   }
-  return fit_memory(flags, *checkpoint_, *device_.ops, resources_, rank(), resolved_.engine);
+  return ok_status();
 }
 
 Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer) {
@@ -214,6 +236,8 @@ Status RankProcess::load(const EngineFlags& flags, kernels::OpObserver* observer
   RETURN_IF_ERROR(agree(model.get()));
   const bool sees_ops = observer != nullptr || !flags.profile_file.empty();
   RETURN_IF_ERROR(agree(prepare(flags, sees_ops)));
+  RETURN_IF_ERROR(compare_terms());
+  RETURN_IF_ERROR(agree(fit_memory(flags, *checkpoint_, *device_.ops, resources_, rank(), resolved_.engine)));
   if (!flags.launch.allow_idle) RETURN_IF_ERROR(agree(refuse_idle(*world_, device_)));
   hooks_.observer = observer;
   const engine::EngineOptions& options = resolved_.engine;

@@ -90,6 +90,8 @@ class RankProcess {
   Status find_device(const EngineFlags& flags);
   Status open_model(const EngineFlags& flags);
   Status prepare(const EngineFlags& flags, bool sees_ops);
+  Status compare_terms();
+  Status everywhere(Status status);  // notes that all ranks have it
   Status start_traces(const EngineFlags& flags);
   Status write_profile();
   Result<std::vector<std::string>> gathered(const std::string& mine);

@@ -34,7 +34,8 @@ class UnixConnection(http.client.HTTPConnection):
 class World:
     """`llm-dist ARGUMENTS… --nnodes …` on each node; one log a node."""
 
-    def __init__(self, nodes, ranks_per_node, arguments, only=None, env=SECRET, more=()):
+    def __init__(self, nodes, ranks_per_node, arguments, only=None, env=SECRET, more=(), last=()):
+        """more: arguments of all nodes; last: of the last one besides."""
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="llm-dist-nodes-"))
         self.uds = str(self.dir / "socket")
         self.processes = []
@@ -42,6 +43,8 @@ class World:
         for number in range(count) if only is None else only:
             command = [*nodes.prefix(number), harness.binary(), *map(str, arguments), "--nnodes", str(count), "--node-rank",
                        str(number), "--nproc-per-node", str(ranks_per_node), "--master-addr", nodes.address(0), *map(str, more)]
+            if number == count - 1:
+                command += map(str, last)
             if arguments[0] == "serve":
                 command += ["--uds", self.uds]
             with open(self.dir / f"log{number}", "wb") as log:
@@ -130,6 +133,28 @@ class NodesTest(unittest.TestCase):
             self.assertIn("TP 1 × PP 4", world.log(0))
             self.answers_paris(world)
             self.drains(world)
+
+    def test_nodes_that_were_told_otherwise_are_refused(self):
+        for last, words in ((["--block-size", 8], "rank 1 on node1 has --block-size 8, rank 0 on node0 has 16"),
+                            (["--max-num-seqs", 8], "rank 1 on node1 has --max-num-seqs 8, rank 0 on node0 has"),
+                            (["--dtype", "bf16"], "rank 1 on node1 has --dtype bf16, rank 0 on node0 has f32"),
+                            (["--load-format", "dummy"], "rank 1 on node1 has --load-format dummy, rank 0 on node0 has gguf")):
+            with self.subTest(last), Nodes(2) as nodes, self.serve(nodes, 1, "--pp", 2, last=last) as world:
+                self.assertEqual(world.wait_ends(60), [78, 78], world.log())
+                lines = harness.our_lines(world.log())
+                self.assertEqual(len(lines), 1, world.log())
+                self.assertIn(words, lines[0])
+
+    def test_a_model_that_one_node_lacks(self):
+        with Nodes(2) as nodes, tempfile.TemporaryDirectory() as folder:
+            there = pathlib.Path(folder) / "model.gguf"
+            there.symlink_to(harness.smollm())
+            command = ["generate", "--prompt", "x", "--max-tokens", 1, "--pp", 2, *SMALL]
+            with World(nodes, 1, [*command, there], only=[0]) as first:
+                with World(nodes, 1, [*command, there.with_name("other.gguf")], only=[1]) as second:
+                    self.assertEqual(second.wait_ends(60), [78])
+                    self.assertEqual(first.wait_ends(60), [78])
+                    self.assertIn(f"rank 1 on node1: {folder}/other.gguf: no such file", first.log())
 
     def test_a_slow_link(self):
         if shutil.which("tc") is None:
