@@ -236,8 +236,10 @@ class World:
         """{rank: pid} of the ranks that are there now."""
         pids = {}
         for pid in processes_marked(self.mark):
-            if executable_of(pid) == self.executable:
-                pids[int(environment_of(pid)["OMPI_COMM_WORLD_RANK"])] = pid
+            # One that has just been started, or has just ended, shows no environment.
+            rank = environment_of(pid).get("OMPI_COMM_WORLD_RANK") if executable_of(pid) == self.executable else None
+            if rank is not None:
+                pids[int(rank)] = pid
         return pids
 
     def wait_ranks(self, limit_s=60):
