@@ -3,8 +3,6 @@
 
 #include <sys/resource.h>
 
-#include "src/base/status.h"
-
 namespace llm_dist {
 
 struct OpenFiles {
