@@ -40,6 +40,7 @@ server::ModelInfo model_info(const ServeFlags& flags, RankProcess& process, cons
   const checkpoint::GenerationDefaults& defaults = process.checkpoint().config().generation;
   server::ModelInfo info{.served_names = flags.served_names,
                          .max_model_len = process.engine().options().max_model_len,
+                         .vocab_size = process.checkpoint().config().vocab_size,
                          .max_num_seqs = process.engine().options().max_num_seqs,
                          .eos_ids = text.eos_ids};
   if (info.served_names.empty()) info.served_names.push_back(flags.engine.model.model);

@@ -343,7 +343,7 @@ void ApiServer::attach(EnginePort& engine,
                        const text::ChatTemplate* chat_template,
                        const ModelInfo& model) {
   CHECK(!impl_->attached, "attach() is called once");
-  CHECK(!model.served_names.empty() && model.max_model_len > 1);
+  CHECK(!model.served_names.empty() && model.max_model_len > 1 && model.vocab_size > 0);
   ServedModel served{&tokenizer, chat_template, model};
   impl_->pipe = std::make_unique<Pipeline>(impl_->options, engine, std::move(served), impl_->metrics);
   impl_->watch = std::make_unique<StepWatch>(

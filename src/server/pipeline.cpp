@@ -170,8 +170,7 @@ std::optional<ApiError> Pipeline::detokenize(Job& job) {
   if (!spec.model.empty()) {
     if (auto error = check_model(model_, spec.model)) return error;
   }
-  if (auto error = check_num_ids(model_, spec.tokens)) return error;
-  if (auto error = check_ids(model_, spec.tokens, "tokens")) return error;
+  if (auto error = check_detokenized(model_, spec.tokens)) return error;
   job.writer->send({.body = render_text("prompt", model_.tokenizer->decode(spec.tokens, false))});
   log_answer(job.tag(), format("{} tokens", spec.tokens.size()));
   return std::nullopt;

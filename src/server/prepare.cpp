@@ -30,6 +30,23 @@ ApiError too_long(std::string message, const char* param) {
   return {.status = 400, .message = std::move(message), .param = param, .code = "context_length_exceeded"};
 }
 
+// `param`: the field that holds the ids, or the text that they are of.
+MaybeError check_ids(const std::vector<int32_t>& ids, int64_t vocab_size, const char* param) {
+  for (int32_t id : ids) {
+    if (id < vocab_size) continue;
+    return ApiError{
+        .status = 400,
+        .message = format("'{}': token id {} is outside the vocabulary of {}", param, id, vocab_size),
+        .param = param};
+  }
+  return std::nullopt;
+}
+
+// Those of the model, whose embedding has no row for others.
+MaybeError check_ids(const ServedModel& model, const std::vector<int32_t>& ids, const char* param) {
+  return check_ids(ids, model.info.vocab_size, param);
+}
+
 // A text that cannot fit is not encoded first: that could take minutes, of a thread that others wait for.
 MaybeError encode_prompt(const ServedModel& model,
                          const std::string& text,
@@ -45,7 +62,7 @@ MaybeError encode_prompt(const ServedModel& model,
   auto encoded = model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens});
   if (!encoded.ok()) return refused_text(encoded.status(), param);
   ids = std::move(*encoded);
-  return std::nullopt;
+  return check_ids(model, ids, param);
 }
 
 int64_t most_counted_tokens(const ServedModel& model) {
@@ -258,20 +275,6 @@ std::string beyond_context(int64_t limit, int64_t num_prompt, std::optional<int6
                             *max_tokens));
 }
 
-std::optional<ApiError> check_ids(const ServedModel& model,
-                                  const std::vector<int32_t>& ids,
-                                  const char* param) {
-  int32_t vocab_size = model.tokenizer->vocab_size();
-  for (int32_t id : ids) {
-    if (id < vocab_size) continue;
-    return ApiError{
-        .status = 400,
-        .message = format("'{}': token id {} is outside the vocabulary of {}", param, id, vocab_size),
-        .param = param};
-  }
-  return std::nullopt;
-}
-
 std::optional<ApiError> check_model(const ServedModel& model, const std::string& name) {
   const auto& names = model.info.served_names;
   if (std::find(names.begin(), names.end(), name) != names.end()) return std::nullopt;
@@ -299,12 +302,16 @@ std::optional<ApiError> tokenize_chat(const ServedModel& model,
   return encode_to_count(model, prompt, add_special_tokens, "messages", ids);
 }
 
-std::optional<ApiError> check_num_ids(const ServedModel& model, const std::vector<int32_t>& ids) {
+std::optional<ApiError> check_detokenized(const ServedModel& model, const std::vector<int32_t>& ids) {
   const int64_t most = most_counted_tokens(model);
-  if (static_cast<int64_t>(ids.size()) <= most) return std::nullopt;
-  return too_long(above_limit(model.info.max_model_len,
-                              format("{} are not put into words here, the most is {}", ids.size(), most)),
-                  "tokens");
+  if (static_cast<int64_t>(ids.size()) > most) {
+    return too_long(above_limit(model.info.max_model_len,
+                                format("{} are not put into words here, the most is {}", ids.size(), most)),
+                    "tokens");
+  }
+  // What the model wrote, and what /tokenize made.
+  const auto spelled = static_cast<int64_t>(model.tokenizer->vocab_size());
+  return check_ids(ids, std::max(spelled, model.info.vocab_size), "tokens");
 }
 
 std::optional<ApiError> prepare(const ServedModel& model,

@@ -34,11 +34,6 @@ struct PreparedRequest {
   sched::SamplingParams sampling;  // of every choice, but for `choice` and `max_tokens`
 };
 
-// A token id that the vocabulary does not have. `param`: the field that holds them.
-std::optional<ApiError> check_ids(const ServedModel& model,
-                                  const std::vector<int32_t>& ids,
-                                  const char* param);
-
 // model_not_found unless `name` is one of the served names.
 std::optional<ApiError> check_model(const ServedModel& model, const std::string& name);
 
@@ -63,6 +58,6 @@ std::optional<ApiError> tokenize_chat(const ServedModel& model,
                                       const ChatInput& chat,
                                       bool add_special_tokens,
                                       std::vector<int32_t>& ids);
-std::optional<ApiError> check_num_ids(const ServedModel& model, const std::vector<int32_t>& ids);
+std::optional<ApiError> check_detokenized(const ServedModel& model, const std::vector<int32_t>& ids);
 
 }  // namespace llm_dist::server

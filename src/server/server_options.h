@@ -48,6 +48,7 @@ struct SamplingDefaults {
 struct ModelInfo {
   std::vector<std::string> served_names;  // the first is the one that replies name
   int64_t max_model_len = 0;              // prompt and output tokens
+  int64_t vocab_size = 0;                 // of its embedding: the tokenizer may have fewer ids, or more
   int64_t max_num_seqs = 64;              // sizes the token queue
   int64_t max_logprobs = 20;              // the sampler's limit
   std::vector<int32_t> eos_ids;           // end a generation, unless the request says ignore_eos

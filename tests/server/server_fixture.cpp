@@ -64,6 +64,7 @@ void ServerFixture::attach(bool with_template) {
   ModelInfo info;
   info.served_names = {"tiny", "owner/tiny"};
   info.max_model_len = max_model_len;
+  info.vocab_size = vocab_size.value_or(tokenizer->vocab_size());
   info.eos_ids = tokenizer->eos_ids();
   info.defaults.top_k = 40;
   server->attach(*engine, *tokenizer, with_template ? &*chat_template : nullptr, info);

@@ -69,6 +69,7 @@ class ServerFixture : public ::testing::Test {
   }
 
   int64_t max_model_len = kMaxModelLen;  // of attach()
+  std::optional<int64_t> vocab_size;     // likewise; the tokenizer's unless set
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::optional<text::ChatTemplate> chat_template;
   std::unique_ptr<FakeEngine> engine = std::make_unique<FakeEngine>();

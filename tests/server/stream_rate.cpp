@@ -71,6 +71,7 @@ int serve(uint16_t port) {
   ModelInfo model;
   model.served_names = {"tiny"};
   model.max_model_len = 4096;
+  model.vocab_size = (*tokenizer)->vocab_size();
   model.max_num_seqs = 1024;
   model.eos_ids = (*tokenizer)->eos_ids();
   (*server)->attach(engine, **tokenizer, nullptr, model);
