@@ -58,10 +58,6 @@ bool Exchange::send(const Response& response) {
   std::function<void()> dropped;
   std::lock_guard lock(mutex_);
   if (!begin(response, false)) return false;
-  if (!traits_.head_request && !has_no_body(response.status)) {
-    source_ = response.source;
-    if (!source_) pending_ += response.body;
-  }
   finish(dropped);
   return true;
 }
@@ -74,26 +70,32 @@ bool Exchange::start_stream(int status, const Headers& headers) {
   return true;
 }
 
+// Starts when all of it is there: what finds no memory on the way leaves room for an error's answer.
 bool Exchange::begin(const Response& response, bool streaming) {
   if (started_ || ended_ || disconnected()) return false;
-  started_ = true;
   if (streaming && traits_.http_1_0) keep_alive_ = false;
-  pending_ = format("HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
-  append_field(pending_, "Date", http_date());
-  if (!response.content_type.empty()) append_field(pending_, "Content-Type", response.content_type);
+  std::string head = format("HTTP/1.1 {} {}\r\n", response.status, reason_phrase(response.status));
+  append_field(head, "Date", http_date());
+  if (!response.content_type.empty()) append_field(head, "Content-Type", response.content_type);
   for (const auto& [name, value] : response.headers)
     if (!is_framing_field(name) &&
         !(equals_ignoring_case(name, "Content-Type") && !response.content_type.empty()))
-      append_field(pending_, name, value);
-  for (const auto& [name, value] : added_) append_field(pending_, name, value);
-  if (streaming && !traits_.http_1_0) append_field(pending_, "Transfer-Encoding", "chunked");
+      append_field(head, name, value);
+  for (const auto& [name, value] : added_) append_field(head, name, value);
+  if (streaming && !traits_.http_1_0) append_field(head, "Transfer-Encoding", "chunked");
   if (!streaming && !has_no_body(response.status)) {
     uint64_t length = response.source ? response.source->bytes() : response.body.size();
-    append_field(pending_, "Content-Length", std::to_string(length));
+    append_field(head, "Content-Length", std::to_string(length));
   }
-  if (!keep_alive_) append_field(pending_, "Connection", "close");
-  if (keep_alive_ && traits_.http_1_0) append_field(pending_, "Connection", "keep-alive");
-  pending_ += "\r\n";
+  if (!keep_alive_) append_field(head, "Connection", "close");
+  if (keep_alive_ && traits_.http_1_0) append_field(head, "Connection", "keep-alive");
+  head += "\r\n";
+  if (!traits_.head_request && !has_no_body(response.status)) {
+    if (!response.source) head += response.body;
+    source_ = response.source;
+  }
+  pending_ = std::move(head);
+  started_ = true;
   return true;
 }
 
@@ -105,12 +107,11 @@ bool Exchange::write(std::string_view chunk) {
   // No reader is so fast that he has taken a chunk before it is written: the largest does not count.
   largest_chunk_ = std::max(largest_chunk_, chunk.size());
   if (pending_.size() + writing_bytes_ > traits_.max_queue_bytes + largest_chunk_) {
-    aborted_ = true;
     gone_.store(true, std::memory_order_release);
-    waiting_ = true;  // the connection may be stuck in a socket write: wake it all the same
-  } else {
-    append_chunk(chunk);
+    cut();
+    return false;
   }
+  append_chunk(chunk);
   notify();
   return !aborted_;
 }
@@ -120,6 +121,9 @@ void Exchange::append_chunk(std::string_view chunk) {
     pending_ += chunk;
     return;
   }
+  // All of it or nothing: a size without its bytes would swallow what comes next.
+  constexpr size_t kFrameBytes = 2 * sizeof(size_t) + 4;
+  pending_.reserve(pending_.size() + chunk.size() + kFrameBytes);
   append_hex(pending_, chunk.size());
   pending_.append("\r\n").append(chunk).append("\r\n");
 }
@@ -144,19 +148,25 @@ void Exchange::notify() {
   if (wake_) wake_();
 }
 
+void Exchange::cut() {
+  aborted_ = true;
+  waiting_ = true;  // the connection may be stuck in a socket write: wake it all the same
+  notify();
+}
+
 void Exchange::abandon() {
-  bool unanswered = false;
   {
     std::lock_guard lock(mutex_);
     if (ended_ || disconnected()) return;
-    unanswered = !started_;
-    if (!unanswered) {
-      aborted_ = true;
-      waiting_ = true;
-      notify();
-    }
+    if (started_) return cut();
   }
-  if (unanswered) (void)send(traits_.render_error(500, "the server gave no answer to this request"));
+  try {
+    (void)send(traits_.render_error(500, "the server gave no answer to this request"));
+  } catch (const std::exception&) {
+    // Nothing may leave a destructor: who cannot be answered is cut off.
+    std::lock_guard lock(mutex_);
+    cut();
+  }
 }
 
 void Exchange::on_disconnect(std::function<void()> callback) {

@@ -57,6 +57,8 @@ class Exchange {
  private:
   bool begin(const Response& response, bool streaming);
   void append_chunk(std::string_view chunk);
+  // The connection: what is not out yet never will be.
+  void cut();
   // `dropped` takes the callback, to be destroyed without the lock: it may own what calls back in here.
   void finish(std::function<void()>& dropped);
   void notify();

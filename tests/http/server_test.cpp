@@ -117,6 +117,30 @@ TEST(Server, ADroppedOrThrowingHandlerIsA500) {
   EXPECT_EQ(client.request(get(*server, "/throw"), soon())->status, 500);
 }
 
+// As one whose bytes find no memory.
+class BrokenSource : public BodySource {
+ public:
+  uint64_t bytes() const override { throw std::bad_alloc(); }
+  Status read(std::span<char>) override { return ok_status(); }
+};
+
+TEST(Server, AnAnswerThatThrowsLeavesRoomForAnother) {
+  auto server = start([](const Request& request, const std::shared_ptr<ResponseWriter>& writer) {
+    EXPECT_THROW(writer->send({.source = std::make_shared<BrokenSource>()}), std::bad_alloc);
+    if (request.path == "/told") writer->send(text("no memory", 507));
+  });
+  Client client;
+  EXPECT_EQ(client.request(get(*server, "/told"), soon())->status, 507);
+  EXPECT_EQ(client.request(get(*server, "/dropped"), soon())->status, 500);
+}
+
+TEST(Server, WhoCannotBeAnsweredIsCutOff) {
+  ServerOptions options;
+  options.render_error = [](int, const std::string&) -> Response { throw std::bad_alloc(); };
+  auto server = start([](const Request&, const std::shared_ptr<ResponseWriter>&) {}, options);
+  EXPECT_EQ(Client().request(get(*server, "/"), soon()).status().code(), StatusCode::kUnavailable);
+}
+
 TEST(Server, AResponseIsSentOnce) {
   std::atomic<bool> second = true;
   auto server = start([&](const Request&, const std::shared_ptr<ResponseWriter>& writer) {
