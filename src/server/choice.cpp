@@ -20,6 +20,7 @@ TokenLogprob logprob_of(const text::Tokenizer& tokenizer, const TokenRecord& rec
   logprob.bytes = tokenizer.token_bytes(record.token);
   logprob.logprob = record.logprob;
   const uint32_t num_top = std::min(record.num_top, static_cast<uint32_t>(std::max(0, max_top)));
+  logprob.top.reserve(num_top);
   for (uint32_t i = 0; i < num_top; ++i) {
     logprob.top.push_back({.token = record.top_ids[i],
                            .bytes = std::string(tokenizer.token_bytes(record.top_ids[i])),

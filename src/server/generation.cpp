@@ -57,7 +57,8 @@ Generation::Generation(Parts parts) : parts_(std::move(parts)) {
           {.choice = Choice(*parts_.model->tokenizer, spec, prompt.ids, prompt.echo), .prompt = i});
     }
     if (spec.num_prompt_logprobs < 0) continue;
-    prompt_logprobs_.push_back({unknown_logprob(*parts_.model->tokenizer, prompt.ids.front())});
+    append_prompt_logprob(prompt_logprobs_.emplace_back(),
+                          unknown_logprob(*parts_.model->tokenizer, prompt.ids.front()));
   }
   num_open_ = tracks_.size();
 }
@@ -122,8 +123,8 @@ void Generation::take_score(Track& track, const TokenRecord& record) {
   const GenerateSpec& spec = parts_.request.spec;
   track.choice.push_score(record);
   if (spec.num_prompt_logprobs < 0 || record.choice % spec.num_sequences() != 0) return;
-  prompt_logprobs_[track.prompt].push_back(
-      logprob_of(*parts_.model->tokenizer, record, spec.num_prompt_logprobs));
+  append_prompt_logprob(prompt_logprobs_[track.prompt],
+                        logprob_of(*parts_.model->tokenizer, record, spec.num_prompt_logprobs));
 }
 
 void Generation::observe(Track& track, const TokenRecord& record) {

@@ -81,8 +81,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void log_end() const;
 
   Parts parts_;
-  std::vector<Track> tracks_;  // of prompt i: [i · num_sequences, (i + 1) · num_sequences)
-  std::vector<std::vector<TokenLogprob>> prompt_logprobs_;  // of each prompt, if asked for
+  std::vector<Track> tracks_;                 // of prompt i: [i · num_sequences, (i + 1) · num_sequences)
+  std::vector<std::string> prompt_logprobs_;  // of each prompt, if asked for: see append_prompt_logprob()
   size_t num_open_ = 0;
   bool streaming_ = false;  // the head of a stream is out
   bool done_ = false;

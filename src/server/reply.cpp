@@ -1,19 +1,15 @@
 #include "src/server/reply.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <span>
 
-#include "src/base/format.h"
+#include "src/server/json_writer.h"
 #include "src/text/utf8_stream.h"
 
 namespace llm_dist::server {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr float kMinLogprob = -9999.0f;  // JSON has no infinity; OpenAI writes this
-
-std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 double finite(float logprob) { return logprob > kMinLogprob ? logprob : kMinLogprob; }
 
@@ -31,12 +27,6 @@ std::string printable(const std::string& bytes) {
   return text;
 }
 
-Json byte_array(const std::string& bytes) {
-  Json array = Json::array();
-  for (char c : bytes) array.push_back(static_cast<unsigned char>(c));
-  return array;
-}
-
 // Of a TokenLogprob or a TopLogprob.
 template <typename Logprob>
 std::string name_of(const Logprob& of, TokenNames names) {
@@ -44,189 +34,256 @@ std::string name_of(const Logprob& of, TokenNames names) {
 }
 
 template <typename Logprob>
-Json chat_token(const Logprob& of, TokenNames names) {
-  return {{"token", name_of(of, names)}, {"logprob", finite(of.logprob)}, {"bytes", byte_array(of.bytes)}};
+void write_chat_token(JsonWriter& json, const Logprob& of, TokenNames names) {
+  json.field("token", name_of(of, names));
+  json.field("logprob", finite(of.logprob));
+  json.key("bytes");
+  json.array(of.bytes, [&](char byte) { json.value(static_cast<unsigned char>(byte)); });
 }
 
-Json chat_logprobs(const std::vector<TokenLogprob>& tokens, TokenNames names) {
-  Json content = Json::array();
-  for (const TokenLogprob& token : tokens) {
-    Json entry = chat_token(token, names);
-    entry["top_logprobs"] = Json::array();
-    for (const TopLogprob& top : token.top) entry["top_logprobs"].push_back(chat_token(top, names));
-    content.push_back(std::move(entry));
-  }
-  return {{"content", std::move(content)}, {"refusal", nullptr}};
+void write_chat_logprobs(JsonWriter& json, const std::vector<TokenLogprob>& tokens, TokenNames names) {
+  auto write_top = [&](const TopLogprob& top) { json.object([&] { write_chat_token(json, top, names); }); };
+  auto write_token = [&](const TokenLogprob& token) {
+    json.object([&] {
+      write_chat_token(json, token, names);
+      json.key("top_logprobs");
+      json.array(token.top, write_top);
+    });
+  };
+  json.object([&] {
+    json.key("content");
+    json.array(tokens, write_token);
+    json.field("refusal", nullptr);
+  });
 }
 
-Json text_logprobs(const std::vector<TokenLogprob>& tokens, TokenNames names) {
-  Json json = {{"tokens", Json::array()},
-               {"token_logprobs", Json::array()},
-               {"top_logprobs", Json::array()},
-               {"text_offset", Json::array()}};
-  for (const TokenLogprob& token : tokens) {
-    json["tokens"].push_back(name_of(token, names));
-    json["text_offset"].push_back(token.text_offset);
-    if (!token.known) {
-      json["token_logprobs"].push_back(nullptr);
-      json["top_logprobs"].push_back(nullptr);
-      continue;
-    }
-    json["token_logprobs"].push_back(finite(token.logprob));
-    Json top = Json::object();
-    for (const TopLogprob& one : token.top) top[name_of(one, names)] = finite(one.logprob);
-    top[name_of(token, names)] = finite(token.logprob);
-    json["top_logprobs"].push_back(std::move(top));
-  }
-  return json;
+// By their names: of tokens that are called alike the last one counts, and the token itself comes last.
+void write_top_by_name(JsonWriter& json, const TokenLogprob& token, TokenNames names) {
+  std::vector<std::pair<std::string, float>> by_name;
+  by_name.reserve(token.top.size() + 1);
+  auto add = [&](std::string name, float logprob) {
+    auto same = std::ranges::find(by_name, name, &std::pair<std::string, float>::first);
+    if (same == by_name.end()) same = by_name.emplace(same, std::move(name), logprob);
+    same->second = logprob;
+  };
+  for (const TopLogprob& top : token.top) add(name_of(top, names), top.logprob);
+  add(name_of(token, names), token.logprob);
+  json.object([&] {
+    for (const auto& [name, logprob] : by_name) json.field(name, finite(logprob));
+  });
 }
 
-Json prompt_logprob(const std::string& bytes, float logprob, const Json& rank) {
-  return {{"logprob", finite(logprob)}, {"rank", rank}, {"decoded_token", printable(bytes)}};
+void write_text_logprobs(JsonWriter& json, const std::vector<TokenLogprob>& tokens, TokenNames names) {
+  auto write_list = [&](const char* key, auto write) {
+    json.key(key);
+    json.array(tokens, write);
+  };
+  auto if_known = [&](auto write) {
+    return [&json, write](const TokenLogprob& token) { token.known ? write(token) : json.value(nullptr); };
+  };
+  json.object([&] {
+    write_list("tokens", [&](const TokenLogprob& token) { json.value(name_of(token, names)); });
+    write_list("token_logprobs",
+               if_known([&](const TokenLogprob& token) { json.value(finite(token.logprob)); }));
+    write_list("top_logprobs",
+               if_known([&](const TokenLogprob& token) { write_top_by_name(json, token, names); }));
+    write_list("text_offset", [&](const TokenLogprob& token) { json.value(token.text_offset); });
+  });
 }
 
-// As vLLM writes them: an object for each token, by the ids of the token itself and of the likeliest ones.
-Json prompt_logprobs_of(const std::vector<TokenLogprob>& tokens) {
-  Json list = Json::array();
-  for (const TokenLogprob& token : tokens) {
-    if (!token.known) {
-      list.push_back(nullptr);
-      continue;
-    }
-    Json entry = Json::object();
-    entry[std::to_string(token.token)] = prompt_logprob(token.bytes, token.logprob, nullptr);
-    for (size_t i = 0; i < token.top.size(); ++i) {
-      const TopLogprob& top = token.top[i];
-      entry[std::to_string(top.token)] = prompt_logprob(top.bytes, top.logprob, i + 1);
-    }
-    list.push_back(std::move(entry));
-  }
-  return list;
+// `rank`: from 1 on; 0: not among the likeliest.
+template <typename Logprob>
+void write_prompt_logprob(JsonWriter& json, const Logprob& of, size_t rank) {
+  json.key(std::to_string(of.token));
+  json.object([&] {
+    json.field("logprob", finite(of.logprob));
+    rank == 0 ? json.field("rank", nullptr) : json.field("rank", rank);
+    json.field("decoded_token", printable(of.bytes));
+  });
 }
 
-Json logprobs_of(const ReplyHead& head, const Delta& delta) {
-  if (!head.with_logprobs) return nullptr;
-  return head.endpoint == Endpoint::kChat ? chat_logprobs(delta.logprobs, head.token_names)
-                                          : text_logprobs(delta.logprobs, head.token_names);
+void write_logprobs(JsonWriter& json, const ReplyHead& head, const Delta& delta) {
+  if (!head.with_logprobs) return json.value(nullptr);
+  head.endpoint == Endpoint::kChat ? write_chat_logprobs(json, delta.logprobs, head.token_names)
+                                   : write_text_logprobs(json, delta.logprobs, head.token_names);
 }
 
-Json finish_of(const ChoiceReply& choice) {
-  if (choice.finish == sched::FinishReason::kNone) return nullptr;
-  return choice.finish == sched::FinishReason::kLength ? "length" : "stop";
+void write_usage(JsonWriter& json, const Usage& usage) {
+  json.key("usage");
+  json.object([&] {
+    json.field("prompt_tokens", usage.prompt_tokens);
+    json.field("completion_tokens", usage.completion_tokens);
+    json.field("total_tokens", usage.prompt_tokens + usage.completion_tokens);
+    json.key("prompt_tokens_details");
+    json.object([&] { json.field("cached_tokens", 0); });
+  });
 }
 
-Json usage_of(const Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", 0}}}};
-}
-
-Json head_of(const ReplyHead& head, bool chunk) {
+void write_head(JsonWriter& json, const ReplyHead& head, bool chunk) {
   bool chat = head.endpoint == Endpoint::kChat;
   const char* object = !chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion";
-  return {{"id", head.id},
-          {"object", object},
-          {"created", head.created_unix_s},
-          {"model", head.model},
-          {"system_fingerprint", head.system_fingerprint},
-          {"choices", Json::array()}};
+  json.field("id", head.id);
+  json.field("object", object);
+  json.field("created", head.created_unix_s);
+  json.field("model", head.model);
+  json.field("system_fingerprint", head.system_fingerprint);
 }
 
-Json chat_delta(const ChoiceReply& choice) {
-  Json delta = Json::object();
-  if (choice.role) delta["role"] = "assistant";
-  if (choice.role || !choice.content.text.empty()) delta["content"] = choice.content.text;
-  return delta;
+void write_delta(JsonWriter& json, const ChoiceReply& choice) {
+  json.key("delta");
+  json.object([&] {
+    if (choice.role) json.field("role", "assistant");
+    if (choice.role || !choice.content.text.empty()) json.field("content", choice.content.text);
+  });
 }
 
-Json choice_json(const ReplyHead& head, const ChoiceReply& choice, bool chunk) {
-  Json json = {{"index", choice.index}};
-  if (head.endpoint == Endpoint::kCompletions) {
-    json["text"] = choice.content.text;
-  } else if (chunk) {
-    json["delta"] = chat_delta(choice);
+void write_message(JsonWriter& json, const ChoiceReply& choice) {
+  json.key("message");
+  json.object([&] {
+    json.field("role", "assistant");
+    json.field("content", choice.content.text);
+    json.field("refusal", nullptr);
+  });
+}
+
+void write_finish(JsonWriter& json, sched::FinishReason finish) {
+  json.key("finish_reason");
+  if (finish == sched::FinishReason::kNone) return json.value(nullptr);
+  json.value(finish == sched::FinishReason::kLength ? "length" : "stop");
+}
+
+void write_prompt_logprobs(JsonWriter& json, const std::string& elements) {
+  json.key("prompt_logprobs");
+  json.array_of(elements);
+}
+
+void write_choice(JsonWriter& json, const ReplyHead& head, const ChoiceReply& choice, bool chunk) {
+  const bool chat = head.endpoint == Endpoint::kChat;
+  json.field("index", choice.index);
+  if (!chat) {
+    json.field("text", choice.content.text);
   } else {
-    json["message"] = {{"role", "assistant"}, {"content", choice.content.text}, {"refusal", nullptr}};
+    chunk ? write_delta(json, choice) : write_message(json, choice);
   }
+  json.key("logprobs");
   // A chunk without tokens has no log-probabilities, rather than an empty list of them.
-  bool empty_chunk = chunk && choice.content.logprobs.empty();
-  json["logprobs"] = empty_chunk ? Json(nullptr) : logprobs_of(head, choice.content);
-  json["finish_reason"] = finish_of(choice);
-  if (choice.prompt_logprobs != nullptr && head.endpoint == Endpoint::kCompletions) {
-    json["prompt_logprobs"] = prompt_logprobs_of(*choice.prompt_logprobs);
-  }
-  return json;
+  const bool empty_chunk = chunk && choice.content.logprobs.empty();
+  empty_chunk ? json.value(nullptr) : write_logprobs(json, head, choice.content);
+  write_finish(json, choice.finish);
+  if (choice.prompt_logprobs != nullptr && !chat) write_prompt_logprobs(json, *choice.prompt_logprobs);
 }
 
-Json model_json(const std::string& name, int64_t created_unix_s, int64_t max_model_len) {
-  return {{"id", name},
-          {"object", "model"},
-          {"created", created_unix_s},
-          {"owned_by", "llm-dist"},
-          {"max_model_len", max_model_len}};
+void write_choices(JsonWriter& json,
+                   const ReplyHead& head,
+                   std::span<const ChoiceReply> choices,
+                   bool chunk) {
+  json.key("choices");
+  json.array(choices, [&](const ChoiceReply& choice) {
+    json.object([&] { write_choice(json, head, choice, chunk); });
+  });
+}
+
+void write_model(JsonWriter& json, const std::string& name, int64_t created_unix_s, int64_t max_model_len) {
+  json.object([&] {
+    json.field("id", name);
+    json.field("object", "model");
+    json.field("created", created_unix_s);
+    json.field("owned_by", "llm-dist");
+    json.field("max_model_len", max_model_len);
+  });
+}
+
+// By write(json).
+template <typename Write>
+std::string written(Write write) {
+  std::string text;
+  JsonWriter json(text);
+  write(json);
+  return text;
+}
+
+// By write(json), which writes keys and their values.
+template <typename Write>
+std::string written_object(Write write) {
+  return written([&](JsonWriter& json) { json.object([&] { write(json); }); });
 }
 
 }  // namespace
 
+void append_prompt_logprob(std::string& elements, const TokenLogprob& token) {
+  if (!elements.empty()) elements += ',';
+  JsonWriter json(elements);
+  if (!token.known) return json.value(nullptr);
+  const auto own = std::ranges::find(token.top, token.token, &TopLogprob::token);
+  const auto rank_own = static_cast<size_t>(own - token.top.begin()) + 1;
+  json.object([&] {
+    write_prompt_logprob(json, token, own == token.top.end() ? 0 : rank_own);
+    for (size_t rank = 1; rank <= token.top.size(); ++rank) {
+      if (rank != rank_own) write_prompt_logprob(json, token.top[rank - 1], rank);
+    }
+  });
+}
+
 std::string render_reply(const ReplyHead& head, const std::vector<ChoiceReply>& choices, const Usage& usage) {
-  Json reply = head_of(head, false);
-  for (const ChoiceReply& choice : choices) reply["choices"].push_back(choice_json(head, choice, false));
-  reply["usage"] = usage_of(usage);
-  if (head.endpoint == Endpoint::kChat && choices.front().prompt_logprobs != nullptr) {
-    reply["prompt_logprobs"] = prompt_logprobs_of(*choices.front().prompt_logprobs);
-  }
-  return dump(reply);
+  return written_object([&](JsonWriter& json) {
+    write_head(json, head, false);
+    write_choices(json, head, choices, false);
+    write_usage(json, usage);
+    const std::string* prompt_logprobs = choices.front().prompt_logprobs;
+    if (head.endpoint == Endpoint::kChat && prompt_logprobs != nullptr) {
+      write_prompt_logprobs(json, *prompt_logprobs);
+    }
+  });
 }
 
 std::string render_chunk(const ReplyHead& head, const ChoiceReply& choice) {
-  Json chunk = head_of(head, true);
-  chunk["choices"].push_back(choice_json(head, choice, true));
-  if (head.include_usage) chunk["usage"] = nullptr;
-  return dump(chunk);
+  return written_object([&](JsonWriter& json) {
+    write_head(json, head, true);
+    write_choices(json, head, {&choice, 1}, true);
+    if (head.include_usage) json.field("usage", nullptr);
+  });
 }
 
 std::string render_usage_chunk(const ReplyHead& head, const Usage& usage) {
-  Json chunk = head_of(head, true);
-  chunk["usage"] = usage_of(usage);
-  return dump(chunk);
+  return written_object([&](JsonWriter& json) {
+    write_head(json, head, true);
+    write_choices(json, head, {}, true);
+    write_usage(json, usage);
+  });
 }
 
 std::string render_models(const std::vector<std::string>& names,
                           int64_t created_unix_s,
                           int64_t max_model_len) {
-  Json list = {{"object", "list"}, {"data", Json::array()}};
-  for (const std::string& name : names)
-    list["data"].push_back(model_json(name, created_unix_s, max_model_len));
-  return dump(list);
+  return written_object([&](JsonWriter& json) {
+    json.field("object", "list");
+    json.key("data");
+    json.array(names,
+               [&](const std::string& name) { write_model(json, name, created_unix_s, max_model_len); });
+  });
 }
 
 std::string render_model(const std::string& name, int64_t created_unix_s, int64_t max_model_len) {
-  return dump(model_json(name, created_unix_s, max_model_len));
+  return written([&](JsonWriter& json) { write_model(json, name, created_unix_s, max_model_len); });
 }
 
 std::string render_tokens(const std::vector<int32_t>& ids,
                           int64_t max_model_len,
                           const std::function<std::string(int32_t)>& spelling) {
-  // Written as it comes: a tree of a million tokens takes a hundred megabytes.
-  std::string text = "{" + format(R"("count":{},"max_model_len":{},)", ids.size(), max_model_len);
-  auto write_list = [&](const char* key, const auto& written) {
-    text += format(R"("{}":[)", key);
-    for (size_t i = 0; i < ids.size(); ++i) text += (i > 0 ? "," : "") + written(ids[i]);
-    text += "]";
-  };
-  if (spelling) {
-    write_list("token_strs", [&](int32_t id) { return dump(spelling(id)); });
-    text += ",";
-  }
-  write_list("tokens", [](int32_t id) { return std::to_string(id); });
-  return text + "}";
+  return written_object([&](JsonWriter& json) {
+    json.field("count", ids.size());
+    json.field("max_model_len", max_model_len);
+    if (spelling) {
+      json.key("token_strs");
+      json.array(ids, [&](int32_t id) { json.value(spelling(id)); });
+    }
+    json.key("tokens");
+    json.array(ids, [&](int32_t id) { json.value(id); });
+  });
 }
 
 std::string render_text(const std::string& key, const std::string& text) {
-  Json json = Json::object();
-  json[key] = text;
-  return dump(json);
+  return written_object([&](JsonWriter& json) { json.field(key, text); });
 }
 
 }  // namespace llm_dist::server

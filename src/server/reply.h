@@ -32,10 +32,15 @@ struct Usage {
 struct ChoiceReply {
   int32_t index = 0;
   Delta content;
-  sched::FinishReason finish = sched::FinishReason::kNone;     // kNone: null
-  bool role = false;                                           // a chunk that opens a chat choice
-  const std::vector<TokenLogprob>* prompt_logprobs = nullptr;  // of a whole reply; null: not asked for
+  sched::FinishReason finish = sched::FinishReason::kNone;  // kNone: null
+  bool role = false;                                        // a chunk that opens a chat choice
+  // Of a whole reply, by append_prompt_logprob(), shared by the choices of a prompt; null: not asked for.
+  const std::string* prompt_logprobs = nullptr;
 };
+
+// As vLLM writes it: an object, by the ids of the token itself and of the likeliest ones. `elements`: of a
+// JSON array, those of the tokens before.
+void append_prompt_logprob(std::string& elements, const TokenLogprob& token);
 
 std::string render_reply(const ReplyHead& head, const std::vector<ChoiceReply>& choices, const Usage& usage);
 std::string render_chunk(const ReplyHead& head, const ChoiceReply& choice);
