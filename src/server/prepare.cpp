@@ -14,6 +14,9 @@ constexpr int64_t kCompletionMaxTokens = 16;  // OpenAI's default
 constexpr int64_t kCountedContexts = 4;
 constexpr int64_t kLeastCountedTokens = 256 << 10;
 constexpr int64_t kBytesPerToken = 4;  // of usual text
+// Log-probabilities of prompts in one reply, which is held whole: some 80 bytes each. The 20 likeliest of
+// each of 128k tokens are less.
+constexpr int64_t kMaxPromptLogprobs = 4 << 20;
 
 // What src/text says of a request's own text. `param`: the field that holds it.
 ApiError refused_text(const Status& status, const char* param) {
@@ -129,6 +132,29 @@ MaybeError limit_tokens(const ServedModel& model, const GenerateSpec& spec, Prep
   prompt.max_tokens =
       static_cast<int32_t>(std::max<int64_t>(1, max_tokens));  // of an echo alone, one is dropped
   return std::nullopt;
+}
+
+// Each choice of a completion repeats those of its prompt; a chat's stand beside the choices.
+MaybeError limit_prompt_logprobs(const GenerateSpec& spec, const std::vector<PreparedPrompt>& prompts) {
+  const int64_t lists = spec.endpoint == Endpoint::kChat ? 1 : spec.n;
+  const int64_t listed = lists * (spec.num_prompt_logprobs + 1);
+  const int64_t echoed = spec.echoes_logprobs() ? spec.num_sequences() * (spec.num_logprobs + 1) : 0;
+  int64_t num_tokens = 0;
+  for (const PreparedPrompt& prompt : prompts) num_tokens += static_cast<int64_t>(prompt.ids.size());
+  const int64_t num_logprobs = num_tokens * (listed + echoed);
+  if (num_logprobs <= kMaxPromptLogprobs) return std::nullopt;
+  const char* param = listed >= echoed ? "prompt_logprobs" : "logprobs";
+  return ApiError{
+      .status = 400,
+      .message =
+          format("{} prompt tokens with {} log-probabilities each, those of all choices together, make {}; a "
+                 "reply takes {}: ask for fewer with '{}', for fewer choices, or for fewer prompts at once",
+                 num_tokens,
+                 listed + echoed,
+                 num_logprobs,
+                 kMaxPromptLogprobs,
+                 param),
+      .param = param};
 }
 
 MaybeError render_chat(const ServedModel& model, const ChatInput& chat, std::string& prompt) {
@@ -334,6 +360,7 @@ std::optional<ApiError> prepare(const ServedModel& model,
   for (PreparedPrompt& prompt : prepared.prompts) {
     if (auto error = limit_tokens(model, spec, prompt)) return error;
   }
+  if (auto error = limit_prompt_logprobs(spec, prepared.prompts)) return error;
   prepared.sampling = sampling_of(model, spec, random_seed);
   if (auto error = set_rules(model, spec, prepared.sampling)) return error;
   prepared.spec = std::move(spec);

@@ -202,6 +202,47 @@ TEST_F(ApiErrors, LongPromptsAreRefusedWithTheNumbers) {
       << error;
 }
 
+TEST_F(ApiErrors, MoreLogprobsOfPromptsThanAReplyTakesAreRefusedWithTheNumbers) {
+  max_model_len = 200'000;
+  start({});
+  auto expect_refused = [&](const char* path, Json body, const char* fields, const std::string& param) {
+    body.update(Json::parse(fields));
+    http::Response response = post(path, body);
+    EXPECT_EQ(response.status, 400) << fields;
+    const Json error = Json::parse(response.body).at("error");
+    EXPECT_EQ(error.at("param"), param) << error;
+    EXPECT_NE(error.at("message").get<std::string>().find("a reply takes 4194304"), std::string::npos)
+        << error;
+  };
+  const std::string text(1600, 'a');
+  expect_refused(kTextPath, completion(text), R"({"prompt_logprobs": 20, "n": 128})", "prompt_logprobs");
+  expect_refused(
+      kTextPath, completion(text), R"({"echo": true, "logprobs": 20, "best_of": 128})", "logprobs");
+  Json several = completion("");
+  several["prompt"] = std::vector<std::string>(100, std::string(2000, 'a'));
+  expect_refused(kTextPath, several, R"({"prompt_logprobs": 20})", "prompt_logprobs");
+  expect_refused(kChatPath, chat(std::string(199'900, 'a')), R"({"prompt_logprobs": 20})", "prompt_logprobs");
+  EXPECT_TRUE(engine->requests().empty());
+  // A chat's stand there once.
+  Json once = chat(text);
+  once.update(Json::parse(R"({"prompt_logprobs": 20, "n": 128, "max_tokens": 1})"));
+  post_ok(kChatPath, once);
+}
+
+TEST_F(ApiErrors, APerplexityOfALongContextIsServed) {
+  constexpr size_t kTokens = 128 << 10;
+  max_model_len = kTokens + 1;
+  start({});
+  for (const char* fields : {R"({"prompt_logprobs": 5})", R"({"echo": true, "logprobs": 5})"}) {
+    Json body = completion(std::string(kTokens, 'a'));
+    body["max_tokens"] = 1;
+    body.update(Json::parse(fields));
+    const http::Response response = post(kTextPath, body);
+    EXPECT_EQ(response.status, 200) << response.body;
+    EXPECT_GT(response.body.size(), 10 * 6 * kTokens);
+  }
+}
+
 // Encoding these would take a minute.
 TEST_F(ApiErrors, TextsThatCannotFitAreRefusedUnread) {
   const std::string huge(8'000'000, 'a');
