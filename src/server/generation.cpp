@@ -221,6 +221,8 @@ void Generation::log_end() const {
 }
 
 void Generation::finish() {
+  // Before it is said to have gone well: what takes most memory.
+  std::string reply = parts_.request.spec.stream ? std::string() : render_whole();
   log_end();
   parts_.metrics->observe_e2e_latency(seconds_between(parts_.arrival, Clock::now()));
   if (parts_.request.spec.stream) {
@@ -229,6 +231,12 @@ void Generation::finish() {
     parts_.writer->end();
     return release();
   }
+  parts_.writer->send({.body = std::move(reply)});
+  release();
+}
+
+// Moves all of it out.
+std::string Generation::render_whole() {
   std::vector<ChoiceReply> choices;
   choices.reserve(tracks_.size());
   for (size_t i : replied_tracks()) {
@@ -239,8 +247,9 @@ void Generation::finish() {
          .finish = track.choice.finish(),
          .prompt_logprobs = prompt_logprobs_.empty() ? nullptr : &prompt_logprobs_[track.prompt]});
   }
-  parts_.writer->send({.body = render_reply(parts_.head, choices, usage())});
-  release();
+  std::string reply = render_reply(parts_.head, choices, usage());
+  prompt_logprobs_.clear();
+  return reply;
 }
 
 void Generation::abandon(const char* why) {
@@ -263,6 +272,8 @@ void Generation::fail(const ApiError& error) {
   release();
 }
 
+void Generation::fail(const std::exception& failure) { fail(log_exception(parts_.request_id, failure)); }
+
 void Generation::check() {
   if (done_) return;
   if (disconnected_) return abandon();
@@ -275,15 +286,13 @@ void Generation::check() {
 
 void Generation::cancel_rest(std::string_view reason) {
   for (Track& track : tracks_) {
-    if (track.choice.finished()) continue;
-    if (track.id != 0 && !track.ended) parts_.engine->cancel(track.id);
-    track.ended = true;
-    parts_.metrics->count_finished(reason);
+    if (track.id != 0 && !std::exchange(track.ended, true)) parts_.engine->cancel(track.id);
+    if (!track.choice.finished()) parts_.metrics->count_finished(reason);
   }
 }
 
 // The engine may hold a sink, and so this object, a little longer: what others wait for goes now.
-void Generation::release() {
+void Generation::release() noexcept {
   done_ = true;
   parts_.writer.reset();
   parts_.ticket.reset();

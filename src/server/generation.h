@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,6 +46,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void abandon(const char* why = "client_closed_request");
   // Ends with an error: as a response when nothing has been sent, else as an event of the stream.
   void fail(const ApiError& error);
+  // The same, after something here threw: whatever state that left.
+  void fail(const std::exception& failure);
+  // Ends without a word, where even that threw: the client gets a 500, or sees its stream cut.
+  void drop() noexcept { release(); }
   // Once in a while: a client that left, a deadline that passed.
   void check();
   bool done() const { return done_; }
@@ -73,8 +78,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void finish_choice(Track& track);
   std::vector<size_t> replied_tracks() const;
   void finish();
+  std::string render_whole();
   void cancel_rest(std::string_view reason);
-  void release();
+  void release() noexcept;
   bool write(const std::string& json);
   Usage usage() const;
   RequestTag tag() const;

@@ -8,8 +8,6 @@
 #include <functional>
 
 #include "src/base/fnv1a.h"
-#include "src/base/log_format.h"
-#include "src/base/type_name.h"
 #include "src/server/request_parser.h"
 
 namespace llm_dist::server {
@@ -93,10 +91,7 @@ void Pipeline::answer(Job& job) {
       default: error = generate(job); break;
     }
   } catch (const std::exception& failure) {
-    // Out of memory, or a mistake of ours that one client found: not a reason to end everybody's streams.
-    // Its message may quote the request.
-    log_request(LogLevel::kError, job.request_id, "the request could not be handled: {}", type_name(failure));
-    error = ApiError{.status = 500, .message = "the request could not be handled", .code = "internal_error"};
+    error = log_exception(job.request_id, failure);
   }
   if (!error) return;
   record_refusal(job.tag(), *error, metrics_);

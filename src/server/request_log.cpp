@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/log_format.h"
+#include "src/base/type_name.h"
 
 namespace llm_dist::server {
 namespace {
@@ -51,6 +52,12 @@ void log_refusal(const RequestTag& tag, const ApiError& error) {
 
 void log_turned_away(std::string_view id, int status) {
   log_request(level_of(status), id, "{} a request that no endpoint has seen", status);
+}
+
+ApiError log_exception(std::string_view id, const std::exception& failure) {
+  // Its message may quote the request.
+  log_request(LogLevel::kError, id, "the request could not be handled: {}", type_name(failure));
+  return {.status = 500, .message = "the request could not be handled", .code = "internal_error"};
 }
 
 void record_refusal(const RequestTag& tag, const ApiError& error, Metrics& metrics) {

@@ -2,6 +2,7 @@
 // or answered: no part of a body, a path or an error message.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <string_view>
 
@@ -34,6 +35,9 @@ void log_refusal(const RequestTag& tag, const ApiError& error);
 // At info, or debug as above: what ended before an endpoint had it, for its path, method, size or key. `id`
 // may be empty.
 void log_turned_away(std::string_view id, int status);
+// Out of memory, or a mistake of ours that one client found: not a reason to end everybody's streams. At
+// error; the answer is a 500.
+ApiError log_exception(std::string_view id, const std::exception& failure);
 // log_refusal(), and counted. Before the client is answered: whoever has the answer finds it in /metrics.
 void record_refusal(const RequestTag& tag, const ApiError& error, Metrics& metrics);
 

@@ -9,6 +9,24 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(100);
 
+void fail_alone(Generation& generation, const std::exception& failure) noexcept {
+  try {
+    generation.fail(failure);
+  } catch (const std::exception&) {
+    generation.drop();
+  }
+}
+
+// A generation whose step throws ends, and no other: nothing leaves the thread.
+template <typename Step>
+void guard(Generation& generation, Step step) noexcept {
+  try {
+    step();
+  } catch (const std::exception& failure) {
+    fail_alone(generation, failure);
+  }
+}
+
 }  // namespace
 
 TokenPump::TokenPump(size_t capacity)
@@ -48,7 +66,7 @@ void TokenPump::run() {
     next_tick_ = Clock::now() + kTick;
     look_around();
   }
-  for (const auto& generation : open_) generation->abandon("cut_off");
+  for (const auto& generation : open_) guard(*generation, [&] { generation->abandon("cut_off"); });
   open_.clear();
   // Requests that were handed over and not begun: their writers answer when they are dropped.
   while (queue_->pop(Deadline::after_seconds(0))) {
@@ -58,18 +76,17 @@ void TokenPump::run() {
 void TokenPump::dispatch(TokenRecord& record) {
   if (!record.generation) return look_around();
   Generation& generation = *record.generation;
-  if (record.kind == TokenRecord::Kind::kBegin) {
+  guard(generation, [&] {
+    if (record.kind == TokenRecord::Kind::kToken) return generation.take(record);
     open_.insert(record.generation);
     generation.begin();
-  } else {
-    generation.take(record);
-  }
+  });
   if (generation.done()) open_.erase(record.generation);
 }
 
 void TokenPump::look_around() {
   std::erase_if(open_, [](const std::shared_ptr<Generation>& generation) {
-    generation->check();
+    guard(*generation, [&] { generation->check(); });
     return generation->done();
   });
   uint64_t num_spilled = queue_->num_spilled();
@@ -82,7 +99,7 @@ void TokenPump::look_around() {
 
 void TokenPump::apply_failure() {
   std::lock_guard lock(mutex_);
-  for (const auto& generation : open_) generation->fail(*failure_);
+  for (const auto& generation : open_) guard(*generation, [&] { generation->fail(*failure_); });
   open_.clear();
   failure_applied_ = true;
   failure_applied_cv_.notify_all();

@@ -19,6 +19,7 @@ FakeEngine::~FakeEngine() {
 
 Result<sched::SequenceId> FakeEngine::submit(sched::SequenceRequest request,
                                              std::shared_ptr<engine::SequenceSink> sink) {
+  if (submissions_until_throw_-- == 0) throw std::bad_alloc();
   std::lock_guard lock(mutex_);
   if (!refusal_.ok()) return refusal_;
   request.id = next_id_++;
@@ -30,6 +31,7 @@ Result<sched::SequenceId> FakeEngine::submit(sched::SequenceRequest request,
 }
 
 void FakeEngine::cancel(sched::SequenceId id) {
+  if (cancels_that_throw_-- > 0) throw std::bad_alloc();
   std::lock_guard lock(mutex_);
   num_cancelled_ += running_.erase(id);
 }

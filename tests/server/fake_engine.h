@@ -34,7 +34,10 @@ class FakeEngine final : public EnginePort {
   // The same, after this many rounds that yielded tokens.
   void pause_after(int rounds);
   void resume();
-  void refuse(Status status);               // later submissions; ok: accept again
+  void refuse(Status status);  // later submissions; ok: accept again
+  // Run out of memory: the submission after so many, and as many calls of cancel().
+  void throw_after_submissions(int submissions) { submissions_until_throw_ = submissions; }
+  void throw_from_cancels(int cancels) { cancels_that_throw_ = cancels; }
   void fail_running(const Status& status);  // as an engine that dies
   void set_round_ms(int milliseconds) { round_ms_ = milliseconds; }
   void set_stats(const engine::EngineStats& stats);
@@ -70,6 +73,8 @@ class FakeEngine final : public EnginePort {
   int rounds_left_ = -1;  // until it pauses; negative: it does not
   bool stopping_ = false;
   std::atomic<int> round_ms_{0};
+  std::atomic<int> submissions_until_throw_{-1};
+  std::atomic<int> cancels_that_throw_{0};
   std::atomic<size_t> num_cancelled_{0};
   std::thread thread_;
 };
