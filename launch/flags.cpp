@@ -387,10 +387,10 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
     options.quantization = config.quantization;
   options.max_model_len = config.max_position_embeddings;
   if (flags.model.max_model_len > 0) {
-    if (flags.model.max_model_len > config.max_position_embeddings) {
+    if (flags.model.max_model_len > checkpoint::longest_context(config)) {
       return invalid_argument(format("--max-model-len {} exceeds the model's {} positions",
                                      flags.model.max_model_len,
-                                     config.max_position_embeddings));
+                                     checkpoint::longest_context(config)));
     }
     if (flags.model.max_model_len < 2)
       return invalid_argument(

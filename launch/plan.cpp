@@ -110,7 +110,8 @@ Result<bool> plan(const PlanFlags& flags) {
               static_cast<long long>(options.max_model_len),
               engine::describe(plans, usable).c_str());
   if (memory > 0) {
-    int64_t context = std::min(blocks * options.block_size, checkpoint->config().max_position_embeddings);
+    int64_t context =
+        std::min(blocks * options.block_size, checkpoint::longest_context(checkpoint->config()));
     std::string shortage;
     if (blocks == 0) {
       shortage = "; the model does not fit in this memory";

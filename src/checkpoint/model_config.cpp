@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace llm_dist::checkpoint {
@@ -98,6 +99,14 @@ Status validate(const ModelConfig& config, std::string_view origin) {
     return invalid_argument(format("{}: rms_norm_eps = {} is outside [0, 1)", origin, config.rms_norm_eps));
   RETURN_IF_ERROR(check_ids(config, origin));
   return check_rope(config, origin);
+}
+
+int64_t longest_context(const ModelConfig& config) {
+  if (config.rope.scaling != RopeScaling::kLinear || config.rope.factor <= 1.0)
+    return config.max_position_embeddings;
+  constexpr double kMost = std::numeric_limits<int32_t>::max();
+  return static_cast<int64_t>(
+      std::min(kMost, static_cast<double>(config.max_position_embeddings) * config.rope.factor));
 }
 
 std::vector<float> rope_inverse_frequencies(const RopeConfig& rope, int64_t head_dim) {

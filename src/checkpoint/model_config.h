@@ -64,6 +64,12 @@ struct ModelConfig {
 // kInvalidArgument naming `origin` and the first field that is out of range or contradicts another.
 Status validate(const ModelConfig& config, std::string_view origin);
 
+// The most positions of one sequence that may be asked for: max_position_embeddings, `factor` times as many
+// with linear scaling. Whether a file with such a scaling gives the context before or after it differs by
+// model (Chen et al. 2023, "Extending Context Window of Large Language Models via Position Interpolation",
+// scale positions into the trained range), so that more than max_position_embeddings has to be asked for.
+int64_t longest_context(const ModelConfig& config);
+
 // Rotary frequencies in radians per position, [head_dim / 2]: theta^(−2i / head_dim), scaled as `rope` says.
 // The llama3 rule is that of the Llama 3.1 model card: long wavelengths divided by `factor`, a linear blend
 // between.

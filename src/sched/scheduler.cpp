@@ -134,9 +134,11 @@ void Scheduler::classify() {
 
 int32_t Scheduler::decode_limit() const {
   int32_t budget = builder_.tokens_left();
-  if (!options_.enable_chunked_prefill && !waiting_.empty() && can_admit(waiting_.front())) {
+  const bool half_read = !prefills_.empty();
+  if (!options_.enable_chunked_prefill && !half_read && !waiting_.empty() && can_admit(waiting_.front())) {
     // A whole prompt needs its room in one step; what runs makes way for it, or long prompts would never
-    // start.
+    // start. One that waits behind a prompt that is scored in chunks would keep the others out of each of
+    // them.
     budget -= static_cast<int32_t>(waiting_.front().tokens.size());
   }
   return std::min(budget, ceil_div(static_cast<int32_t>(decodes_.size()), options_.num_micro_batches));

@@ -14,6 +14,9 @@ constexpr uint8_t kDetok = static_cast<uint8_t>(Endpoint::kDetokenize);
 constexpr uint8_t kBoth = kChat | kText;
 constexpr uint8_t kAll = kBoth | kTok | kDetok;
 constexpr double kMaxInt = 2147483647.0;
+// Each token of the history is compared with up to so many others, for each token that is drawn: with 64, a
+// history made to take long costs milliseconds a token on a CPU.
+constexpr double kMaxNgram = 64;
 
 constexpr Field not_served(std::string_view name, uint8_t endpoints, std::string_view neutral = "[]") {
   return {.name = name, .endpoints = endpoints, .neutral = neutral, .served = false};
@@ -44,7 +47,7 @@ constexpr Field kFields[] = {
     {"presence_penalty", kBoth, kNumber, -2, 2},
     {"frequency_penalty", kBoth, kNumber, -2, 2},
     {"repetition_penalty", kBoth, kNumber, 1e-3, 10},
-    {"no_repeat_ngram_size", kBoth, kInteger, 0, kMaxInt},
+    {"no_repeat_ngram_size", kBoth, kInteger, 0, kMaxNgram},
     {"logit_bias", kBoth, kObject},
     {"allowed_token_ids", kBoth, kArray},
     {"bad_words", kBoth, kArray},

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "src/checkpoint/gguf_model.h"
@@ -194,6 +195,21 @@ TEST(HfConfig, NotJson) {
   expect_failure(read_hf_config(dir.path()), StatusCode::kDataLoss, {"config.json", "not JSON"});
   write_file(dir / "config.json", "[1]");
   expect_failure(read_hf_config(dir.path()), StatusCode::kInvalidArgument, {"not a JSON object"});
+}
+
+TEST(Rope, LinearScalingAllowsLongerContexts) {
+  ModelConfig stretched;
+  stretched.max_position_embeddings = 4096;
+  EXPECT_EQ(longest_context(stretched), 4096);
+  stretched.rope.factor = 4.0;  // means nothing without a kind of scaling
+  EXPECT_EQ(longest_context(stretched), 4096);
+  stretched.rope.scaling = RopeScaling::kLinear;
+  EXPECT_EQ(longest_context(stretched), 16384);
+  stretched.max_position_embeddings = int64_t{1} << 31;
+  EXPECT_EQ(longest_context(stretched), std::numeric_limits<int32_t>::max());
+  stretched.max_position_embeddings = 4096;
+  stretched.rope.scaling = RopeScaling::kLlama3;  // whose files give the context behind it
+  EXPECT_EQ(longest_context(stretched), 4096);
 }
 
 TEST(Rope, FrequenciesWithoutScaling) {

@@ -92,6 +92,29 @@ TEST(Scheduler, WithoutChunksALongPromptGetsItsStep) {
   EXPECT_EQ(counts_of(bench.plan), (std::vector{1, 1}));
 }
 
+// The prompt in front is read in chunks for its scores, so the one behind it cannot start in these steps
+// anyway.
+TEST(Scheduler, WithoutChunksOthersGenerateWhileAPromptWaitsForAScoredOne) {
+  SchedulerOptions options = small_options();
+  options.enable_chunked_prefill = false;
+  options.max_num_batched_tokens = 64;
+  options.num_blocks = 128;
+  Bench bench(options);
+  for (SequenceId id = 1; id <= 4; ++id) bench.add(id, 3, 50);
+  bench.step();
+  SequenceRequest scored = request_of(5, 60, 1);
+  scored.sampling.num_prompt_logprobs = 0;
+  ASSERT_TRUE(bench.scheduler.add(std::move(scored)).ok());
+  bench.step();
+  bench.add(6, 63, 1);
+  int num_steps = 0;
+  for (bench.step(); bench.plan.runs.back().count < 63; bench.step()) {
+    EXPECT_EQ(bench.plan.runs.size(), 5u) << "step " << num_steps;
+    ASSERT_LT(++num_steps, 50) << "the prompt that waits has not started";
+  }
+  EXPECT_GT(num_steps, 5);
+}
+
 TEST(Scheduler, LookAheadReadsTheTokenOfTheStepInFlight) {
   Bench bench(small_options());
   bench.add(1, 4, 3);

@@ -91,6 +91,7 @@ const BadRequest kBadRequests[] = {
     {kTextPath, R"({"bad_words": [""]})", "bad_words", "not empty"},
     {kTextPath, R"({"bad_words": [5]})", "bad_words", "must hold strings"},
     {kTextPath, R"({"no_repeat_ngram_size": -1})", "no_repeat_ngram_size", "between 0"},
+    {kTextPath, R"({"no_repeat_ngram_size": 65})", "no_repeat_ngram_size", "between 0 and 64"},
     // Combinations.
     {kChatPath, R"({"top_logprobs": 2})", "top_logprobs", "needs 'logprobs'"},
     {kChatPath, R"({"stream_options": {"include_usage": true}})", "stream_options", "needs 'stream'"},
