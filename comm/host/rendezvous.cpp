@@ -7,6 +7,7 @@
 #include <deque>
 #include <utility>
 
+#include "comm/host/own_address.h"
 #include "src/base/log.h"
 
 namespace llm_dist::comm {
@@ -42,18 +43,25 @@ Endpoint decode(const std::string& text) {
   return {.address = text.substr(space + 1), .port = static_cast<uint16_t>(std::stoi(text))};
 }
 
+Result<std::string> offered_address(const HostWorld& world, bool one_host) {
+  if (!world.interface_name.empty()) return interface_address(world.interface_name);
+  if (one_host) return std::string("127.0.0.1");
+  return default_address(this_network());
+}
+
 Result<std::string> first_offer(const HostWorld& world, bool one_host) {
   if (world.rank != 0) return std::string();
   ASSIGN_OR_RETURN(Secret secret, draw_secret());
-  if (one_host && world.interface_name.empty()) return to_bytes(secret) + "127.0.0.1";
-  ASSIGN_OR_RETURN(std::string address, own_address(world.interface_name, ""));
+  ASSIGN_OR_RETURN(std::string address, offered_address(world, one_host));
   return to_bytes(secret) + address;
 }
 
 Result<std::string> listen_near(const HostWorld& world, const std::string& root_address, Listener* listener) {
   std::string address = root_address;
   if (world.rank != 0) {
-    ASSIGN_OR_RETURN(address, own_address(world.interface_name, root_address));
+    bool named = !world.interface_name.empty();
+    ASSIGN_OR_RETURN(address,
+                     named ? interface_address(world.interface_name) : address_towards(root_address));
   }
   ASSIGN_OR_RETURN(*listener, listen_at(address));
   return encode(listener->endpoint);

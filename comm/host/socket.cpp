@@ -1,8 +1,6 @@
 #include "comm/host/socket.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -62,47 +60,6 @@ uint16_t port_of(const SocketAddress& address) {
                    : reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_port);
 }
 
-struct Interface {
-  std::string name;
-  std::string address;
-  bool loopback = false;
-  bool v4 = false;
-};
-
-// Those that are up, IPv4 addresses first; without link-local IPv6, which means nothing without a scope.
-std::vector<Interface> interfaces() {
-  std::vector<Interface> found;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return found;
-  for (ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    sockaddr* address = entry->ifa_addr;
-    if (address == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    bool v4 = address->sa_family == AF_INET;
-    if (!v4 && address->sa_family != AF_INET6) continue;
-    if (!v4 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(address)->sin6_addr)) continue;
-    bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
-    found.push_back({entry->ifa_name, address_text(address), loopback, v4});
-  }
-  ::freeifaddrs(list);
-  std::stable_partition(found.begin(), found.end(), [](const Interface& i) { return i.v4; });
-  return found;
-}
-
-// The local address the kernel would use towards `peer`. Sends nothing: connecting a datagram socket only
-// looks the route up.
-Result<std::string> route_source(const std::string& peer) {
-  ASSIGN_OR_RETURN(SocketAddress address, parse_address(peer, 9));
-  Fd fd(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd.valid() || ::connect(fd.get(), address.get(), address.bytes) != 0)
-    return socket_error(format("no route to {}", peer));
-  SocketAddress own;
-  if (::getsockname(fd.get(), own.get(), &own.bytes) != 0) return socket_error("getsockname");
-  return address_text(own.get());
-}
-
-// An address of the documentation range (RFC 5737): it stands for "anywhere else".
-constexpr const char* kAnywhere = "192.0.2.1";
-
 IoResult io_result(ssize_t n) {
   if (n > 0) return {IoState::kProgress, static_cast<size_t>(n)};
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return {};
@@ -116,22 +73,12 @@ std::string to_string(const Endpoint& endpoint) {
   return format(v6 ? "[{}]:{}" : "{}:{}", endpoint.address, endpoint.port);
 }
 
-Result<std::string> own_address(const std::string& interface_name, const std::string& peer_address) {
-  auto all = interfaces();
-  if (!interface_name.empty()) {
-    std::string names;
-    for (const auto& one : all) {
-      if (one.name == interface_name) return one.address;
-      if (names.find(one.name) == std::string::npos) names += (names.empty() ? "" : ", ") + one.name;
-    }
-    return not_found(
-        format("--interface {}: no such interface with an address; there are: {}", interface_name, names));
-  }
-  auto routed = route_source(peer_address.empty() ? kAnywhere : peer_address);
-  if (routed.ok() || !peer_address.empty()) return routed;
-  for (const auto& one : all)
-    if (!one.loopback) return one.address;
-  return not_found("no network interface is up; name one with --interface");
+Result<std::string> address_towards(const std::string& peer) {
+  ASSIGN_OR_RETURN(SocketAddress address, parse_address(peer, 9));
+  Fd fd(::socket(address.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid() || ::connect(fd.get(), address.get(), address.bytes) != 0)
+    return socket_error(format("no route to {}", peer));
+  return local_address(fd);
 }
 
 Result<Listener> adopt_listener(Fd fd) {

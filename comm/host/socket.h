@@ -19,10 +19,9 @@ struct Endpoint {
 };
 std::string to_string(const Endpoint& endpoint);
 
-// The address of this machine that a peer reaches: that of `interface_name`, or, when it is empty, of the
-// interface that leads to `peer_address` (empty: to the default route). kNotFound names the interfaces there
-// are.
-Result<std::string> own_address(const std::string& interface_name, const std::string& peer_address);
+// The address that this machine has for `peer`. Sends nothing: connecting a datagram socket only looks the
+// route up.
+Result<std::string> address_towards(const std::string& peer);
 
 struct Listener {
   Fd fd;

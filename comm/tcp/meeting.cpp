@@ -4,6 +4,7 @@
 #include <sstream>
 #include <thread>
 
+#include "comm/host/own_address.h"
 #include "comm/tcp/local_secret.h"
 #include "comm/tcp/meeting_wire.h"
 
@@ -75,7 +76,7 @@ Result<Encounter> find_host(const MeetingPlan& plan, Deadline deadline) {
 // found from elsewhere too.
 Result<Listener> listen_for_peers(const MeetingPlan& plan, const Fd& to_host) {
   if (!plan.interface_name.empty()) {
-    ASSIGN_OR_RETURN(std::string address, own_address(plan.interface_name, ""));
+    ASSIGN_OR_RETURN(std::string address, interface_address(plan.interface_name));
     return listen_at(address);
   }
   ASSIGN_OR_RETURN(std::string address, local_address(to_host));
@@ -172,7 +173,7 @@ Result<SocketPlan> meet(const MeetingPlan& plan, Deadline deadline) {
           plan.address));
   }
   if (!plan.interface_name.empty())  // before anybody waits
-    RETURN_IF_ERROR(own_address(plan.interface_name, "").status());
+    RETURN_IF_ERROR(interface_address(plan.interface_name).status());
   return plan.rank == 0 ? host_meeting(plan, deadline) : join_meeting(plan, deadline);
 }
 

@@ -5,6 +5,7 @@
 #include <list>
 #include <optional>
 
+#include "comm/host/own_address.h"
 #include "comm/tcp/local_secret.h"
 #include "comm/tcp/meeting.h"
 #include "comm/tcp/meeting_wire.h"
@@ -227,7 +228,7 @@ Result<SocketPlan> Host::introduce_all() {
   bool only_here = true;
   std::string address = reachable_address(&only_here);
   if (!plan_.interface_name.empty()) {
-    ASSIGN_OR_RETURN(address, own_address(plan_.interface_name, ""));
+    ASSIGN_OR_RETURN(address, interface_address(plan_.interface_name));
   }
   ASSIGN_OR_RETURN(sockets.listener, listen_at(address));
   ASSIGN_OR_RETURN(sockets.secret, draw_secret());

@@ -1,4 +1,4 @@
-llm_dist_test(host_channel_test LABEL cpu SOURCES host_channel_test.cpp rendezvous_test.cpp host_test_world.cpp LIBS llm_dist_comm)
+llm_dist_test(host_channel_test LABEL cpu SOURCES host_channel_test.cpp own_address_test.cpp rendezvous_test.cpp host_test_world.cpp LIBS llm_dist_comm)
 llm_dist_test(host_channel_alloc_test LABEL cpu
   SOURCES host_channel_alloc_test.cpp host_test_world.cpp ../base/allocation_count.cpp LIBS llm_dist_comm)
 llm_dist_test(liveness_test LABEL fault SOURCES liveness_test.cpp host_test_world.cpp LIBS llm_dist_comm)
