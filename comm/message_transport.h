@@ -44,6 +44,8 @@ class MessageTransport {
   virtual ~MessageTransport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Where the others have reached this rank: a numeric IP address; empty: the library does not tell.
+  virtual std::string address() const = 0;
   // Group `id` (0 ≤ id < kGroups) of these world ranks. Two groups with a rank in common have different ids.
   static constexpr int kGroups = 4096;
   virtual std::unique_ptr<MessageChannel> open_channel(int id, std::span<const int> world_ranks) = 0;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <sstream>
 
 #include "comm/group_registry.h"
 #include "comm/message_communicator.h"
@@ -51,17 +52,17 @@ uint64_t fingerprint_of(const std::string& name, std::span<const int> world_rank
 }
 
 std::string serialize(const HostInfo& host) {
-  return format("{}\n{}\n{}", host.hostname, host.boot_id, host.pid);
+  return format("{}\n{}\n{}\n{}", host.hostname, host.boot_id, host.pid, host.address);
 }
 
 Result<HostInfo> parse_host(const std::string& text) {
-  size_t first = text.find('\n');
-  size_t second = first == std::string::npos ? first : text.find('\n', first + 1);
-  if (second == std::string::npos) return data_loss("a rank's description of its host");
   HostInfo host;
-  host.hostname = text.substr(0, first);
-  host.boot_id = text.substr(first + 1, second - first - 1);
-  host.pid = std::atoi(text.c_str() + second + 1);
+  std::string pid;
+  std::istringstream lines(text);
+  for (std::string* line : {&host.hostname, &host.boot_id, &pid})
+    if (!std::getline(lines, *line)) return data_loss("a rank's description of its host");
+  host.pid = std::atoi(pid.c_str());
+  std::getline(lines, host.address);
   return host;
 }
 
@@ -125,8 +126,9 @@ MessageWorld::MessageWorld(std::unique_ptr<MessageTransport> transport,
 }
 
 Status MessageWorld::gather_hosts() {
-  ASSIGN_OR_RETURN(auto texts,
-                   all_gather_bytes(serialize(this_host()), Deadline::after(options_.setup_timeout)));
+  HostInfo here = this_host();
+  here.address = transport_->address();
+  ASSIGN_OR_RETURN(auto texts, all_gather_bytes(serialize(here), Deadline::after(options_.setup_timeout)));
   for (const std::string& text : texts) {
     ASSIGN_OR_RETURN(HostInfo host, parse_host(text));
     hosts_.push_back(std::move(host));

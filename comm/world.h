@@ -19,7 +19,8 @@ struct HostInfo {
   std::string hostname;
   std::string boot_id;  // equal for ranks that run under one kernel
   int pid = 0;
-  int local_rank = 0;  // among the ranks with the same hostname and boot id
+  std::string address;  // numeric, where the other ranks have reached it; empty: nobody has told
+  int local_rank = 0;   // among the ranks with the same hostname and boot id
   int local_size = 1;
 };
 

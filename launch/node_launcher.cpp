@@ -173,7 +173,8 @@ void add_launch_flags(CLI::App& app, LaunchFlags& flags) {
   group = app.add_option_group("Launch");
   group->add_option("--interface",
                     flags.bootstrap.interface_name,
-                    "Network interface of the ranks' own sockets (default: the one that leads to rank 0)");
+                    "Network interface of the ranks' own sockets (default: that on which the ranks meet, or "
+                    "the way to rank 0)");
   group->add_flag(
       "--allow-idle", flags.allow_idle, "Start although nodes or GPUs that Slurm has allocated stay unused");
 }

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "comm/agreement.h"
+#include "comm/host_plane.h"
 #include "comm/mapped_files.h"
 #include "launch/common_terms.h"
 #include "launch/exit_code.h"
@@ -65,16 +66,6 @@ Status refuse_idle(const comm::World& world, const RankDevice& device) {
   return failed_precondition(idle + ": use them, ask for fewer, or say --allow-idle");
 }
 
-comm::HostWorld host_world(comm::World& world, const std::string& interface_name) {
-  comm::HostWorld hosts{.rank = world.rank_info().rank, .size = world.rank_info().size};
-  hosts.interface_name = interface_name;
-  for (const comm::HostInfo& host : world.hosts()) hosts.hosts.push_back(host.hostname + "/" + host.boot_id);
-  hosts.all_gather = [&world](const std::string& mine) {
-    return world.all_gather_bytes(mine, Deadline::after_seconds(kAgreeSeconds));
-  };
-  return hosts;
-}
-
 // Wrong however often it is tried, unlike a port that is taken or a machine that is short of memory now.
 bool is_configuration(const Status& status) {
   switch (status.code()) {
@@ -119,12 +110,13 @@ Status RankProcess::connect(const EngineFlags& flags) {
   resources_ = cpu_resources(*world_);
   if (flags.parallel.threads > 0) resources_.threads = flags.parallel.threads;
   if (size() == 1) return ok_status();
-  ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = host_world(*world_, launch.interface_name)}));
-  ASSIGN_OR_RETURN(liveness_,
-                   comm::Liveness::start({.world = host_world(*world_, launch.interface_name),
-                                          .on_failure = [this](const comm::RankFailure& failure) {
-                                            on_peer_failure(failure);
-                                          }}));
+  const comm::HostWorld hosts = comm::host_world(*world_, launch.interface_name, duration_of(kAgreeSeconds));
+  ASSIGN_OR_RETURN(channel_, comm::make_host_channel({.world = hosts}));
+  ASSIGN_OR_RETURN(
+      liveness_,
+      comm::Liveness::start({.world = hosts, .on_failure = [this](const comm::RankFailure& failure) {
+                               on_peer_failure(failure);
+                             }}));
   hooks_.on_phase = [this](const char* phase) { liveness_->set_phase(phase); };
   liveness_->set_phase("loading");
   return ok_status();

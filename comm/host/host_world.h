@@ -20,6 +20,7 @@ struct HostWorld {
   AllGatherBytes all_gather;       // not needed when size is 1
   // The network interface that carries the sockets ("eth0"); empty: the one that leads to rank 0.
   std::string interface_name;
+  std::string root_address;    // where every rank has reached rank 0 already, numeric; empty: not known
   bool force_sockets = false;  // sockets between ranks of one host too
   double setup_seconds = 30;   // limit of each connect and accept phase
 };

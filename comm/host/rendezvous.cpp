@@ -43,8 +43,10 @@ Endpoint decode(const std::string& text) {
   return {.address = text.substr(space + 1), .port = static_cast<uint16_t>(std::stoi(text))};
 }
 
+// Where the ranks have met they reach rank 0; where they have not, its host has to guess.
 Result<std::string> offered_address(const HostWorld& world, bool one_host) {
   if (!world.interface_name.empty()) return interface_address(world.interface_name);
+  if (!world.root_address.empty()) return world.root_address;
   if (one_host) return std::string("127.0.0.1");
   return default_address(this_network());
 }

@@ -17,7 +17,8 @@ struct SocketPlan {
   Listener listener;                // if this rank listens
 };
 
-// Collective. Ranks of a world that stands on one host meet on the loopback interface unless one is named.
+// Collective. Rank 0 offers the address of the named interface, or the one at which the ranks have met, or on
+// one host the loopback, or its default one (own_address.h); the others, the address that leads there.
 Result<SocketPlan> plan_sockets(const HostWorld& world, bool listen_here);
 
 // One connection of a pair of ranks.

@@ -157,6 +157,7 @@ class MpiTransport : public MessageTransport {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  std::string address() const override { return {}; }
   std::unique_ptr<MessageChannel> open_channel(int id, std::span<const int> world_ranks) override {
     CHECK(id >= 0 && id < kGroups, "group {}", id);
     return std::make_unique<MpiChannel>(mpi_, comm_, id, world_ranks);

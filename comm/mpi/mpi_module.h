@@ -10,7 +10,7 @@
 
 namespace llm_dist::comm {
 
-constexpr int kMpiModuleVersion = 2;
+constexpr int kMpiModuleVersion = 3;
 constexpr const char* kMpiModuleEntry = "llm_dist_mpi_module";
 
 struct MpiModule {

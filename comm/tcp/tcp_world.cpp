@@ -92,7 +92,8 @@ class TcpChannel : public MessageChannel {
 
 class TcpTransport : public MessageTransport {
  public:
-  TcpTransport(int rank, std::vector<Fd> connections) : rank_(rank) {
+  TcpTransport(int rank, std::string address, std::vector<Fd> connections)
+      : rank_(rank), address_(std::move(address)) {
     for (size_t peer = 0; peer < connections.size(); ++peer)
       links_.push_back(connections[peer].valid()
                            ? std::make_unique<TcpLink>(static_cast<int>(peer), std::move(connections[peer]))
@@ -101,6 +102,7 @@ class TcpTransport : public MessageTransport {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(links_.size()); }
+  std::string address() const override { return address_; }
   std::unique_ptr<MessageChannel> open_channel(int id, std::span<const int> world_ranks) override {
     CHECK(id >= 0 && id < kGroups, "group {}", id);
     return std::make_unique<TcpChannel>(links_, id, world_ranks);
@@ -133,6 +135,7 @@ class TcpTransport : public MessageTransport {
 
  private:
   int rank_;
+  std::string address_;
   Links links_;
 };
 
@@ -174,8 +177,10 @@ Result<std::unique_ptr<World>> make_tcp_world(const MeetingPlan& meeting,
   log_debug("rank {} of {} at {}", info.rank, info.size, to_string(plan.listener.endpoint));
   auto connections = connect_all(plan, info.rank, Deadline::after(options.setup_timeout));
   if (!connections.ok()) return connections.status();
-  return make_message_world(
-      std::make_unique<TcpTransport>(info.rank, std::move(connections).value()), "tcp", info, options);
+  std::string address = plan.endpoints[static_cast<size_t>(info.rank)].address;
+  auto transport =
+      std::make_unique<TcpTransport>(info.rank, std::move(address), std::move(connections).value());
+  return make_message_world(std::move(transport), "tcp", info, options);
 }
 
 }  // namespace llm_dist::comm

@@ -11,7 +11,7 @@ site_srun_flags=${site_srun_flags:-}
 # none: the ranks meet over TCP by themselves, and NCCL carries what GPUs send. pmix: MPI starts them, where Slurm and
 # Open MPI agree about PMIx; CPU ranks of one node are faster then.
 site_mpi=${site_mpi:-none}
-# Network interface of the ranks' own sockets ("ib0"). Empty: the one that leads to rank 0.
+# Network interface of the ranks' own sockets ("ib0"). Empty: that on which the ranks meet.
 site_interface=${site_interface:-}
 # Where the ranks meet: the first node's name must lead there from the others. Where it does not, set MASTER_ADDR.
 # export MASTER_ADDR=…

@@ -13,7 +13,9 @@
 
 #include "comm/bootstrap.h"
 #include "comm/host/socket.h"
+#include "comm/host_plane.h"
 #include "comm/tcp/hmac.h"
+#include "comm/tcp/tcp_world.h"
 #include "src/base/format.h"
 
 namespace llm_dist::comm {
@@ -84,6 +86,24 @@ TEST(Meeting, EveryRankLearnsWhereEveryRankIs) {
       for (size_t r = 0; r < 4; ++r) EXPECT_EQ(one->endpoints[r].port, met[r]->listener.endpoint.port);
     }
   }
+}
+
+// What else the ranks connect they connect where they have met.
+TEST(Meeting, TheHostPlaneIsToldWhereRankZeroWasReached) {
+  auto plans = plans_for(2);
+  auto join = [&](int rank) {
+    MeetingPlan& plan = plans[static_cast<size_t>(rank)];
+    plan.address = "127.0.0.2";
+    auto world = make_tcp_world(plan, Deadline::after_seconds(60), {.rank = rank, .size = 2}, {});
+    ASSERT_TRUE(world.ok()) << world.status().to_string();
+    HostWorld hosts = host_world(**world, "", std::chrono::seconds(60));
+    EXPECT_EQ(hosts.root_address, "127.0.0.2");
+    EXPECT_EQ(hosts.hosts[0], hosts.hosts[1]);
+    EXPECT_TRUE((*world)->close(Deadline::after_seconds(60)).ok());
+  };
+  std::thread other([&] { join(1); });
+  join(0);
+  other.join();
 }
 
 TEST(Meeting, SecretsDifferFromMeetingToMeeting) {

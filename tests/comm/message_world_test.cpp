@@ -62,6 +62,7 @@ class EchoTransport : public MessageTransport {
   explicit EchoTransport(std::shared_ptr<Wire> wire) : wire_(std::move(wire)) {}
   int rank() const override { return 0; }
   int size() const override { return 2; }
+  std::string address() const override { return {}; }
   std::unique_ptr<MessageChannel> open_channel(int, std::span<const int>) override {
     return std::make_unique<EchoChannel>(wire_);
   }

@@ -96,6 +96,40 @@ TEST(RendezvousTest, ACrowdOfSilentStrangersGivesWay) {
   });
 }
 
+// Where every rank has reached rank 0 once they reach it again, whatever else its host's routes lead to.
+TEST(RendezvousTest, RankZeroOffersTheAddressAtWhichTheRanksHaveMet) {
+  for (const char* met_at : {"127.0.0.2", "::1"}) {
+    if (!listen_at(met_at).ok()) continue;  // IPv6 can be switched off
+    for (const char* second_host : {"one", "another"}) {
+      TestWorld test{.size = 2, .sockets = true, .hosts = {"one", second_host}};
+      auto codes = run_ranks(test, [&](const HostWorld& world) {
+        HostWorld mine = world;
+        if (world.rank == 0) mine.root_address = met_at;
+        auto plan = plan_sockets(mine, true);
+        RANK_CHECK(plan.ok());
+        RANK_CHECK(plan->endpoints[0].address == met_at);
+        RANK_CHECK(is_loopback(plan->endpoints[1].address));
+        return 0;
+      });
+      EXPECT_EQ(codes, fine(2)) << met_at << ", " << second_host;
+    }
+  }
+}
+
+TEST(RendezvousTest, ANamedInterfaceComesBeforeTheAddressOfTheMeeting) {
+  auto codes =
+      run_ranks({.size = 2, .sockets = true, .hosts = {"one", "another"}}, [](const HostWorld& world) {
+        HostWorld mine = world;
+        mine.interface_name = "lo";
+        mine.root_address = "127.0.0.2";
+        auto plan = plan_sockets(mine, world.rank == 0);
+        RANK_CHECK(plan.ok());
+        RANK_CHECK(plan->endpoints[0].address == "127.0.0.1");
+        return 0;
+      });
+  EXPECT_EQ(codes, fine(2));
+}
+
 TEST(RendezvousTest, MissingRankAndUnknownInterfaceAreNamed) {
   auto codes = run_ranks({.size = 2, .sockets = true}, [](const HostWorld& world) {
     auto plan = plan_sockets(world, world.rank == 0);

@@ -1,5 +1,6 @@
 #include "tests/engine/replica.h"
 
+#include "comm/host_plane.h"
 #include "src/device/cpu/cpu_backend.h"
 
 namespace llm_dist::engine {
@@ -7,16 +8,6 @@ namespace {
 
 constexpr double kSetupSeconds = 60;
 constexpr double kGenerateSeconds = 120;
-
-comm::HostWorld host_world(comm::World& world) {
-  const comm::RankInfo& info = world.rank_info();
-  comm::HostWorld host{.rank = info.rank, .size = info.size};
-  host.hosts.assign(static_cast<size_t>(info.size), "one-host");
-  host.all_gather = [&world](const std::string& mine) {
-    return world.all_gather_bytes(mine, Deadline::after_seconds(kSetupSeconds));
-  };
-  return host;
-}
 
 }  // namespace
 
@@ -99,7 +90,9 @@ Status Replica::run_rank(int index, const checkpoint::Checkpoint& checkpoint) {
   }
   std::unique_ptr<comm::HostChannel> channel;
   if (world->rank_info().size > 1) {
-    ASSIGN_OR_RETURN(channel, comm::make_host_channel({.world = host_world(*world)}));
+    ASSIGN_OR_RETURN(
+        channel,
+        comm::make_host_channel({.world = comm::host_world(*world, "", duration_of(kSetupSeconds))}));
   }
   EngineHooks hooks;
   if (options_.hooks) hooks = options_.hooks(index);

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import unittest
 
-SUBNET = "10.99.0"
+IPV4 = ("10.99.0.", 24)
+IPV6 = ("fd00:99::", 64)
 
 
 def needs_namespaces():
@@ -46,10 +47,11 @@ class Namespace:
 
 
 class Nodes:
-    """Nodes 0, 1… at 10.99.0.1, 10.99.0.2…, named node0, node1…; their interface is eth0."""
+    """Nodes 0, 1… at 10.99.0.1, 10.99.0.2… (or ::1, ::2…), named node0, node1…; their interface is eth0."""
 
-    def __init__(self, count):
+    def __init__(self, count, subnet=IPV4):
         self.spaces = []
+        self.subnet = subnet
         try:
             self.switch = Namespace()
             self.spaces.append(self.switch)
@@ -64,7 +66,8 @@ class Nodes:
                                 str(node.process.pid))
                 self.switch.run("ip", "link", "set", f"port{number}", "master", "bridge", "up")
                 node.run("hostname", f"node{number}")
-                node.run("ip", "address", "add", f"{SUBNET}.{number + 1}/24", "dev", "eth0")
+                node.run("ip", "address", "add", f"{self.address(number)}/{subnet[1]}", "dev", "eth0",
+                         *(["nodad"] if subnet is IPV6 else []))
                 node.run("ip", "link", "set", "eth0", "up")
                 node.run("ip", "link", "set", "lo", "up")
         except BaseException:
@@ -82,10 +85,19 @@ class Nodes:
             space.close()
 
     def address(self, number):
-        return f"{SUBNET}.{number + 1}"
+        return f"{self.subnet[0]}{number + 1}"
 
     def prefix(self, number):
         return self.nodes[number].prefix
+
+    def add_dead_end(self, number, name, address):
+        """An interface of the node's own, with a network behind it on which nobody else is; for the default route too."""
+        node = self.nodes[number]
+        node.run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}-end")
+        node.run("ip", "address", "add", address, "dev", name)
+        for end in (name, f"{name}-end"):
+            node.run("ip", "link", "set", end, "up")
+        node.run("ip", "route", "add", "default", "dev", name)
 
     def cut(self, number):
         """As a cable that is pulled: nothing arrives any more, and nobody is told."""

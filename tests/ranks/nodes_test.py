@@ -12,7 +12,7 @@ import time
 import unittest
 
 import harness
-from nodes import Nodes, needs_namespaces
+from nodes import IPV6, Nodes, needs_namespaces
 
 SMALL = ["--kv-cache-memory-bytes", 64 << 20, "--max-model-len", 512, "--threads", 1]
 SECRET = {"LLM_DIST_LAUNCH_SECRET": "0123456789abcdef"}
@@ -222,6 +222,27 @@ class NodesTest(unittest.TestCase):
                 self.assertEqual(other.wait_ends(30), [5])
                 self.assertIn("another launch secret", other.log())
             self.assertEqual(world.wait_ends(30), [5])
+
+    def all_join(self, world):
+        """doctor ends with what it has found, so every connection was made."""
+        self.assertIn(world.wait_ends(60)[0], (0, 3), world.log())
+
+    def test_ranks_connect_on_the_network_on_which_they_met(self):
+        with Nodes(2) as nodes:
+            for number, name in enumerate(("uplink0", "wan0")):  # no --interface would fit both
+                nodes.add_dead_end(number, name, f"10.98.0.{number + 1}/24")
+            for ranks_per_node in (1, 2):
+                with self.subTest(ranks_per_node), World(nodes, ranks_per_node, ["doctor"]) as world:
+                    self.all_join(world)
+
+    def test_hosts_with_ipv6_only_and_a_bridge_for_containers(self):
+        with Nodes(2, IPV6) as nodes:
+            for node in nodes.nodes:
+                node.run("ip", "link", "add", "docker0", "type", "bridge")
+                node.run("ip", "address", "add", "172.17.0.1/16", "dev", "docker0")
+                node.run("ip", "link", "set", "docker0", "up")
+            with World(nodes, 1, ["doctor"]) as world:
+                self.all_join(world)
 
     def test_the_interface_can_be_named(self):
         with Nodes(2) as nodes:
