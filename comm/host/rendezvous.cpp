@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <set>
 #include <utility>
 
 #include "comm/host/own_address.h"
@@ -19,6 +20,9 @@ constexpr auto kWelcome = std::byte{0x57};
 // rank that gets no processor time is no intruder.
 constexpr size_t kMaxStrangers = 64;
 constexpr auto kUndisturbed = std::chrono::seconds(3);
+
+constexpr const char* kUnreachable =
+    "name the network that joins the hosts with --interface, or let their firewalls pass TCP between them";
 
 struct Hello {
   uint64_t magic = kMagic;
@@ -139,12 +143,16 @@ class Reception {
   }
 
   std::string missing_ranks() const {
-    std::string ranks;
+    std::set<int> missing;
     for (size_t i = 0; i < expected_.size(); ++i)
-      if (!accepted_[i].valid()) ranks += format(" {}", expected_[i].rank);
-    return format("no connection at {} from rank{}; is this the right network (--interface)?",
+      if (!accepted_[i].valid()) missing.insert(expected_[i].rank);
+    std::string ranks;
+    for (int rank : missing) ranks += format("{}{}", ranks.empty() ? "" : ", ", rank);
+    return format("no connection came from rank{} {} to the address that was offered, {}: {}",
+                  missing.size() == 1 ? "" : "s",
+                  ranks,
                   to_string(plan_.listener.endpoint),
-                  ranks);
+                  kUnreachable);
   }
 
   const SocketPlan& plan_;
@@ -175,7 +183,14 @@ Result<SocketPlan> plan_sockets(const HostWorld& world, bool listen_here) {
 
 Result<Fd> connect_peer(const SocketPlan& plan, int own_rank, PeerLane peer, Deadline deadline) {
   const Endpoint& endpoint = plan.endpoints[static_cast<size_t>(peer.rank)];
-  ASSIGN_OR_RETURN(Fd fd, connect_to(endpoint, deadline));
+  auto connected = connect_to(endpoint, deadline);
+  if (!connected.ok())
+    return Status(connected.status().code(),
+                  format("no connection to rank {} at the address that it offered: {}: {}",
+                         peer.rank,
+                         connected.status().message(),
+                         kUnreachable));
+  Fd fd = std::move(connected).value();
   Hello hello{.rank = own_rank, .lane = peer.lane, .secret = plan.secret};
   auto answer = std::byte{0};
   Status status = write_fully(fd, std::as_bytes(std::span(&hello, 1)), deadline);

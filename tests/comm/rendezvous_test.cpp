@@ -130,19 +130,40 @@ TEST(RendezvousTest, ANamedInterfaceComesBeforeTheAddressOfTheMeeting) {
   EXPECT_EQ(codes, fine(2));
 }
 
-TEST(RendezvousTest, MissingRankAndUnknownInterfaceAreNamed) {
-  auto codes = run_ranks({.size = 2, .sockets = true}, [](const HostWorld& world) {
+TEST(RendezvousTest, MissingRanksAreNamedOnceEach) {
+  auto codes = run_ranks({.size = 3, .sockets = true}, [](const HostWorld& world) {
     auto plan = plan_sockets(world, world.rank == 0);
     RANK_CHECK(plan.ok());
-    if (world.rank == 1) return 0;
-    auto accepted = accept_peers(*plan, {{1, 0}}, Deadline::after(100ms));
-    RANK_CHECK(accepted.status().code() == StatusCode::kDeadlineExceeded);
-    RANK_CHECK(accepted.status().message().find("from rank 1") != std::string::npos);
+    if (world.rank != 0) return 0;
+    auto why = [&](const std::vector<PeerLane>& expected) {
+      return accept_peers(*plan, expected, Deadline::after(100ms)).status();
+    };
+    RANK_CHECK(why({{1, 0}}).code() == StatusCode::kDeadlineExceeded);
+    const std::string where = to_string(plan->listener.endpoint);
+    RANK_CHECK(why({{1, 0}}).message().starts_with(
+        "no connection came from rank 1 to the address that was offered, " + where));
+    std::string both = why({{1, 0}, {1, 1}, {2, 0}, {2, 1}}).message();
+    RANK_CHECK(both.find("from ranks 1, 2 to") != std::string::npos);
+    RANK_CHECK(both.find("--interface") != std::string::npos);
     return 0;
   });
-  EXPECT_EQ(codes, fine(2));
+  EXPECT_EQ(codes, fine(3));
+}
 
-  codes = run_ranks({.size = 2, .sockets = true}, [](const HostWorld& world) {
+TEST(RendezvousTest, WhoCannotConnectSaysWhereAndWhatToDo) {
+  auto gone = listen_at("127.0.0.1");
+  ASSERT_TRUE(gone.ok());
+  SocketPlan plan{.endpoints = {gone->endpoint}};
+  gone->fd = Fd();
+  Status status = connect_peer(plan, 1, {0, 0}, soon()).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  for (const std::string& word :
+       {std::string("rank 0"), to_string(plan.endpoints[0]), std::string("--interface")})
+    EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
+}
+
+TEST(RendezvousTest, AnUnknownInterfaceIsNamed) {
+  auto codes = run_ranks({.size = 2, .sockets = true}, [](const HostWorld& world) {
     HostWorld mine = world;
     if (world.rank == 0) mine.interface_name = "no-such-card";
     Status status = make_host_channel({.world = mine}).status();
