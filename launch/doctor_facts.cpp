@@ -1,8 +1,5 @@
 #include "launch/doctor_facts.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
@@ -10,13 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "comm/host/own_address.h"
 #include "comm/mpi_loader.h"
 #include "launch/device_choice.h"
 #include "launch/placement.h"
@@ -78,23 +75,17 @@ FileFact file_fact(const std::string& path) {
   return fact;
 }
 
+// By its first address.
 std::vector<InterfaceFact> interface_facts() {
   std::vector<InterfaceFact> facts;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return facts;
-  for (ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    bool counts = entry->ifa_addr != nullptr && entry->ifa_addr->sa_family == AF_INET &&
-                  (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!counts) continue;
-    std::array<char, INET_ADDRSTRLEN> address{};
-    ::inet_ntop(
-        AF_INET, &reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr, address.data(), address.size());
-    InterfaceFact fact{.name = entry->ifa_name, .address = address.data()};
+  for (const comm::Interface& one : comm::interfaces()) {
+    bool known = std::ranges::any_of(facts, [&](const InterfaceFact& fact) { return fact.name == one.name; });
+    if (one.loopback || known) continue;
+    InterfaceFact fact{.name = one.name, .address = one.address};
     std::ifstream(format("/sys/class/net/{}/speed", fact.name)) >> fact.megabits;
     fact.megabits = std::max<int64_t>(0, fact.megabits);
     facts.push_back(std::move(fact));
   }
-  ::freeifaddrs(list);
   return facts;
 }
 

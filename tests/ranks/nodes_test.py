@@ -243,6 +243,7 @@ class NodesTest(unittest.TestCase):
                 node.run("ip", "link", "set", "docker0", "up")
             with World(nodes, 1, ["doctor"]) as world:
                 self.all_join(world)
+                self.assertRegex(world.log(0), "network +docker0, eth0")
 
     def test_the_interface_can_be_named(self):
         with Nodes(2) as nodes:
