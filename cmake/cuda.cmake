@@ -1,7 +1,7 @@
 # The CUDA and NCCL modules, built where a toolkit is found; llm-dist itself links neither.
 set(LLM_DIST_CUDA AUTO CACHE STRING "Build for NVIDIA GPUs: AUTO (where a toolkit is found), ON or OFF")
 set(LLM_DIST_CUDA_ARCHITECTURES 90a CACHE STRING "GPU architectures, as CMAKE_CUDA_ARCHITECTURES takes them")
-set(LLM_DIST_LEAST_CUDA 12.4)
+set(LLM_DIST_LEAST_CUDA 12.9)  # cuBLASLt scales rows and columns of FP8 products from there on
 set(LLM_DIST_HAS_CUDA OFF)
 set(LLM_DIST_HAS_NCCL OFF)
 if(NOT LLM_DIST_CUDA STREQUAL OFF)

@@ -124,7 +124,7 @@ if $with_cuda; then
   phase "CUDA"
   host_nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc || true)
   host_cuda=$([ -z "$host_nvcc" ] || "$host_nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-  if [ -n "$host_cuda" ] && printf '12.4\n%s\n' "$host_cuda" | sort -CV; then
+  if [ -n "$host_cuda" ] && printf '12.9\n%s\n' "$host_cuda" | sort -CV; then
     echo "   the host has CUDA $host_cuda: $host_nvcc"
   else
     "$repo_dir/scripts/cuda_wheels.sh"

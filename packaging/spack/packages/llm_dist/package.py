@@ -33,7 +33,7 @@ class LlmDist(CMakePackage, CudaPackage):
     depends_on("sqlite@3.37:")
     depends_on("tomlplusplus@3.3:")
     depends_on("mpi", when="+mpi")
-    depends_on("cuda@12.4:", when="+cuda")
+    depends_on("cuda@12.9:", when="+cuda")
     depends_on("nccl@2.18:", when="+cuda")
 
     conflicts("%gcc@:11", msg="C++20 of gcc 12 or newer is needed")
