@@ -6,6 +6,13 @@
 
 namespace llm_dist::kernels {
 
+// What every backend's attention takes of head_dim: multiples of 8 up to 256.
+inline constexpr int64_t kHeadDimStep = 8;
+inline constexpr int64_t kMaxHeadDim = 256;
+constexpr bool takes_head_dim(int64_t head_dim) {
+  return head_dim > 0 && head_dim % kHeadDimStep == 0 && head_dim <= kMaxHeadDim;
+}
+
 // Sequence s owns queries [query_starts[s], query_starts[s + 1]); they are the last ones of its
 // context_lens[s] tokens, whose K and V stand in the cache already. Query i of n sees the first
 // context_lens[s] − n + i + 1 tokens. Sequences with no queries are padding. Grouped heads: query head h

@@ -64,11 +64,11 @@ namespace llm_dist::kernels::HWY_NAMESPACE {
 inline constexpr int kBlockRows = kLanes >= 16 ? 4 : 2;
 
 struct AttentionScratch {
-  alignas(64) float q[kTileRows * kMaxHeadDimCpu];
-  alignas(64) float acc[kTileRows * kMaxHeadDimCpu];
+  alignas(64) float q[kTileRows * kMaxHeadDim];
+  alignas(64) float acc[kTileRows * kMaxHeadDim];
   alignas(64) float scores[kTileRows * kTileKeys];
-  alignas(64) float keys[kTileKeys * kMaxHeadDimCpu];
-  alignas(64) float values[kTileKeys * kMaxHeadDimCpu];
+  alignas(64) float keys[kTileKeys * kMaxHeadDim];
+  alignas(64) float values[kTileKeys * kMaxHeadDim];
   float rescale[kTileRows];
   float row_max[kTileRows];
   float row_sum[kTileRows];
@@ -434,7 +434,7 @@ void check_shapes(const AttentionWork& work, const AttentionParams& params) {
         params.k_cache.to_string(),
         params.v_cache.to_string());
   const int64_t head_dim = work.k_cache.head_dim;
-  CHECK(head_dim % 8 == 0 && head_dim <= kMaxHeadDimCpu, "head_dim {}", head_dim);
+  CHECK(takes_head_dim(head_dim), "head_dim {}", head_dim);
   CHECK_EQ(work.q.width, params.num_heads * head_dim);
   CHECK_EQ(work.out.width, work.q.width);
   CHECK_EQ(work.out.count, work.q.count);
@@ -445,8 +445,7 @@ void check_shapes(const AttentionWork& work, const AttentionParams& params) {
 }  // namespace
 
 void attention_plan_cpu(OpState&, device::Stream&, const AttentionPlanParams& params) {
-  CHECK_LE(params.head_dim,
-           kMaxHeadDimCpu);  // nothing to prepare: tasks are dealt out on the stream's thread
+  CHECK_LE(params.head_dim, kMaxHeadDim);  // nothing to prepare: tasks are dealt out on the stream's thread
 }
 
 void attention_cpu(OpState& state, device::Stream& stream, const AttentionParams& params) {

@@ -14,8 +14,7 @@ void add_cpu(OpState& state, device::Stream& stream, const AddParams& params);
 void silu_and_mul_cpu(OpState& state, device::Stream& stream, const SiluAndMulParams& params);
 void rope_append_cpu(OpState& state, device::Stream& stream, const RopeAppendParams& params);
 
-// head_dim: a multiple of 8 up to kMaxHeadDimCpu. A query's result has the same bits in any batch and chunk.
-inline constexpr int64_t kMaxHeadDimCpu = 256;
+// A query's result has the same bits in any batch and chunk.
 void attention_plan_cpu(OpState& state, device::Stream& stream, const AttentionPlanParams& params);
 void attention_cpu(OpState& state, device::Stream& stream, const AttentionParams& params);
 

@@ -18,7 +18,7 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kMaxSplits = 64;
 constexpr int kMinBlocks = 528;  // four a multiprocessor of an H100 or H200
-constexpr int kMaxHeadDim = kWarpSize * kVecWidth;
+static_assert(kMaxHeadDim == kWarpSize * kVecWidth && kHeadDimStep == kVecWidth);
 
 struct AttentionArgs {
   const int32_t* query_starts;
@@ -325,7 +325,7 @@ void check_attention(const AttentionParams& params) {
         "K {} and V {}",
         k.to_string(),
         params.v_cache.to_string());
-  CHECK(k.dim(3) % kVecWidth == 0 && k.dim(3) <= kMaxHeadDim, "head_dim {}", k.dim(3));
+  CHECK(takes_head_dim(k.dim(3)), "head_dim {}", k.dim(3));
   CHECK(reinterpret_cast<uintptr_t>(k.data) % 16 == 0 &&
             reinterpret_cast<uintptr_t>(params.v_cache.data) % 16 == 0 && k.stride(0) % kVecWidth == 0 &&
             k.stride(1) % kVecWidth == 0,
