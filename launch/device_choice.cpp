@@ -30,9 +30,9 @@ Result<const kernels::CudaModule*> open_cuda_module() {
   return module;
 }
 
-Result<RankDevice> choose_gpu(const EngineFlags& flags, const comm::World& world) {
-  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
-  int visible = module->visible_devices();
+// Of the visible ones.
+Result<int> number_of_gpu(const kernels::CudaModule& module, const comm::World& world) {
+  const int visible = module.visible_devices();
   if (visible == 0) return failed_precondition("no GPU is visible to this process (is there a driver?)");
   const comm::HostInfo& host = world.hosts()[static_cast<size_t>(world.rank_info().rank)];
   int index = visible == 1 ? 0 : host.local_rank;
@@ -43,6 +43,12 @@ Result<RankDevice> choose_gpu(const EngineFlags& flags, const comm::World& world
                host.hostname,
                visible));
   }
+  return index;
+}
+
+Result<RankDevice> choose_gpu(const EngineFlags& flags, const comm::World& world) {
+  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
+  ASSIGN_OR_RETURN(const int index, number_of_gpu(*module, world));
   RankDevice device;
   ASSIGN_OR_RETURN(device.backend, module->make_backend(index));
   device.device = device.backend->device();
@@ -65,12 +71,21 @@ Result<int> visible_gpus() {
   return module->visible_devices();
 }
 
+Status try_gpu(const comm::World& world) {
+  ASSIGN_OR_RETURN(const kernels::CudaModule* module, open_cuda_module());
+  ASSIGN_OR_RETURN(const int index, number_of_gpu(*module, world));
+  return module->make_backend(index).status();
+}
+
 Result<RankDevice> choose_device(const EngineFlags& flags, const comm::World& world, int cpu_threads) {
   const std::string& wanted = flags.model.device;
   if (wanted != "cpu") {
     Result<RankDevice> gpu = choose_gpu(flags, world);
     if (gpu.ok() || wanted == "cuda") return gpu;
-    log_debug("running on the CPU: {}", gpu.status().message());
+    // A host without GPUs is nothing to tell; one whose GPUs are not used is.
+    const Result<int> visible = visible_gpus();
+    const LogLevel level = visible.ok() && *visible > 0 ? LogLevel::kWarning : LogLevel::kDebug;
+    if (log_enabled(level)) log_line(level, format("running on the CPU: {}", gpu.status().message()));
   }
   RankDevice cpu;
   cpu.ops = &kernels::cpu_ops();

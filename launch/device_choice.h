@@ -34,6 +34,9 @@ Result<RankDevice> choose_device(const EngineFlags& flags, const comm::World& wo
 // How many GPUs this process sees; an error says why it cannot look.
 Result<int> visible_gpus();
 
+// Whether this rank's GPU can be used, and why not. Takes memory of it for a moment.
+Status try_gpu(const comm::World& world);
+
 // The device's part of what a rank can offer.
 Status add_device_resources(const RankDevice& device, RankResources& resources);
 

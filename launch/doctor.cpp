@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "launch/commands.h"
+#include "launch/device_choice.h"
 #include "launch/doctor_checks.h"
 #include "launch/idle.h"
 #include "launch/rank_process.h"
@@ -38,6 +39,10 @@ Result<std::vector<RankFacts>> exchange(RankFacts mine, RankProcess& process) {
   mine.host = host.hostname;
   mine.local_rank = host.local_rank;
   mine.local_size = host.local_size;
+  if (mine.gpus_visible > 0) {
+    const Status usable = try_gpu(process.world());
+    if (!usable.ok()) mine.gpu_trouble = usable.message();
+  }
   mine.idle = idle_resources(process.world(), comm::read_environment(), mine.gpus_visible > 0);
   ASSIGN_OR_RETURN(std::vector<std::string> texts,
                    process.world().all_gather_bytes(facts_to_text(mine), patience()));

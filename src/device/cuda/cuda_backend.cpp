@@ -7,6 +7,7 @@
 #include "src/device/cuda/cuda_error.h"
 #include "src/device/cuda/cuda_event.h"
 #include "src/device/cuda/cuda_stream.h"
+#include "src/device/cuda/timestamp.h"
 
 namespace llm_dist::device {
 namespace {
@@ -117,6 +118,24 @@ class CudaBackend : public Backend {
   std::string description_;
 };
 
+// All kernels are built for the same architectures, so that one of them answers for all.
+Status check_code_for(const cudaDeviceProp& gpu) {
+  const cudaError_t error = load_timestamp();
+  if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorInvalidDeviceFunction &&
+      error != cudaErrorUnsupportedPtxVersion)
+    return cuda_status(error, "loading a kernel");
+  (void)cudaGetLastError();
+  return failed_precondition(
+      format("{} has compute capability {}.{}, and this build has code for {} alone: build it with -D "
+             "LLM_DIST_CUDA_ARCHITECTURES={}{}",
+             gpu.name,
+             gpu.major,
+             gpu.minor,
+             LLM_DIST_CUDA_ARCHITECTURES,
+             gpu.major,
+             gpu.minor));
+}
+
 }  // namespace
 
 int visible_cuda_devices() {
@@ -134,6 +153,7 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(int index) {
   cudaDeviceProp properties{};
   RETURN_IF_ERROR(cuda_status(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties"));
   RETURN_IF_ERROR(cuda_status(cudaSetDevice(index), "cudaSetDevice"));
+  RETURN_IF_ERROR(check_code_for(properties));
   return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(index, properties));
 }
 
