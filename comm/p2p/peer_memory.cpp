@@ -79,7 +79,11 @@ class CudaPeerMemory : public PeerMemory {
     if (!card.ok()) (void)cudaGetLastError();  // the group goes on without
     return card;
   }
-  Status open(std::span<const std::string> cards) override { return resources_->open(cards); }
+  Status open(std::span<const std::string> cards) override {
+    Status status = resources_->open(cards);
+    if (!status.ok()) (void)cudaGetLastError();  // likewise
+    return status;
+  }
   std::unique_ptr<Communicator> connect(std::unique_ptr<Communicator> fallback) override {
     return std::make_unique<PeerCommunicator>(std::move(resources_), std::move(fallback));
   }

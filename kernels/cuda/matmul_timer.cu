@@ -120,6 +120,7 @@ Status MatmulTimer::time_in_turns(const std::vector<size_t>& candidates,
       RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[next], stream), "cudaEventRecord"));
       pause<<<1, 1, 0, stream>>>(pause_cycles_);
       works[at] = issue(candidates[at]);
+      if (!works[at]) (void)cudaGetLastError();  // or the next op that looks would report it as its own
       RETURN_IF_ERROR(device::cuda_status(cudaEventRecord(events_[next + 1], stream), "cudaEventRecord"));
     }
   }

@@ -332,7 +332,8 @@ bool StreamedLinear::divides(const MatmulShape& shape, const StreamedDivision& d
   switch (form) {
     case StreamedDivision::Form::kParts: {
       const Cut cut = cut_of(shape, division);
-      return (many || !wide) && parts >= 1 && parts <= cut.most_parts && parts <= cut.steps;
+      return (many || !wide) && parts >= 1 && parts <= cut.most_parts && parts <= cut.steps &&
+             clusters_[static_cast<size_t>(parts * sharing - 1)] > 0;
     }
     case StreamedDivision::Form::kEven:
     case StreamedDivision::Form::kWhole:
