@@ -143,12 +143,10 @@ void Engine::run() {
   failed_ = !status.ok();
   stopping_ = true;
   if (failed_) rank_.abort(status);
-  finish_all(failed_ ? status : unavailable("the server is stopping"));
   board_.change([&](EngineStats& stats) { stats.failed = failed_; });
-  if (failed_) {
-    if (on_failure_) on_failure_(status);
-    return;
-  }
+  if (failed_ && on_failure_) on_failure_(status);
+  finish_all(failed_ ? status : unavailable("the server is stopping"));
+  if (failed_) return;
   plan_.clear();
   plan_.shutdown = true;
   status = publish(plan_);

@@ -29,8 +29,9 @@ struct EngineLimits {
 
 class Engine {
  public:
-  // `channel` may be null in a world of one rank. on_failure: once, on the step thread, after every sink has
-  // had its error.
+  // `channel` may be null in a world of one rank. on_failure: once, on the step thread, and before
+  // any sink hears of it: a peer's death shows here as a collective that failed, and who ends the process may
+  // find the culprit first.
   static std::unique_ptr<Engine> start(RankEngine& rank,
                                        comm::HostChannel* channel,
                                        const EngineLimits& limits,
