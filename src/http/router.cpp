@@ -67,12 +67,12 @@ void Router::refuse(const Request& request, ResponseWriter& writer) const {
   std::string allowed = allowed_methods(request.path);
   Response response;
   if (allowed.empty()) {
-    response = render_error_(404, format("no such path: {}", request.path));
+    response = refusal_(request, 404, format("no such path: {}", request.path));
   } else if (request.method == "OPTIONS") {
     response = {.status = 204, .content_type = "", .headers = {}, .body = ""};
   } else {
-    response = render_error_(
-        405, format("{} does not serve {}; it serves {}", request.path, request.method, allowed));
+    response = refusal_(
+        request, 405, format("{} does not serve {}; it serves {}", request.path, request.method, allowed));
   }
   if (!allowed.empty()) response.headers.set("Allow", allowed);
   writer.send(response);

@@ -14,7 +14,15 @@ namespace llm_dist::http {
 // answered with Allow. Fill it before the server starts; afterwards it is only read.
 class Router {
  public:
-  explicit Router(ErrorRenderer render_error = plain_error) : render_error_(std::move(render_error)) {}
+  // Renders, as an ErrorRenderer does, the answer to a request that no route takes.
+  using Refusal = std::function<Response(const Request& request, int status, const std::string& message)>;
+
+  explicit Router(ErrorRenderer render_error = plain_error)
+      : Router(Refusal(
+            [render = std::move(render_error)](const Request&, int status, const std::string& message) {
+              return render(status, message);
+            })) {}
+  explicit Router(Refusal refusal) : refusal_(std::move(refusal)) {}
 
   // A segment "{name}" matches any one segment and arrives in Request::path_params. The first match wins.
   void add(std::string method, std::string path, Handler handler);
@@ -31,7 +39,7 @@ class Router {
   std::string allowed_methods(std::string_view path) const;
   void refuse(const Request& request, ResponseWriter& writer) const;
 
-  ErrorRenderer render_error_;
+  Refusal refusal_;
   std::vector<Route> routes_;
 };
 

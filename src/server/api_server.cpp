@@ -53,7 +53,9 @@ class ApiServer::Impl {
       : options(server_options),
         keys(server_options.api_keys),
         metrics(server_options.version),
-        router([this](int status, const std::string& message) { return turn_away(status, message); }) {
+        router([this](const http::Request& request, int status, const std::string& message) {
+          return turn_away(*request.headers.find(kRequestIdHeader), status, message);
+        }) {
     add_routes();
   }
 
@@ -67,7 +69,7 @@ class ApiServer::Impl {
   // The answer to a stranger: counted, and in the log.
   http::Response refuse_stranger(const ApiError& error, const std::string& id);
   // The answer to what no endpoint sees: counted, and in the log.
-  http::Response turn_away(int status, const std::string& message);
+  http::Response turn_away(std::string_view id, int status, const std::string& message);
   void accept(Endpoint endpoint, http::Request request, WriterPtr writer);
   // Why a request cannot be served now.
   std::optional<ApiError> refusal();
@@ -179,8 +181,9 @@ http::Response ApiServer::Impl::refuse_stranger(const ApiError& error, const std
   return error_response(error);
 }
 
-http::Response ApiServer::Impl::turn_away(int status, const std::string& message) {
-  log_turned_away({}, status);
+// Of what was refused before its head was read there is no id.
+http::Response ApiServer::Impl::turn_away(std::string_view id, int status, const std::string& message) {
+  log_turned_away(id, status);
   metrics.count_refused(status);
   return render_http_error(status, message);
 }
@@ -320,7 +323,7 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options
   http::ServerOptions of_http = http_options(options);
   of_http.admit = [raw = impl.get()](const http::Request& head) { return raw->admit(head); };
   of_http.render_error = [raw = impl.get()](int status, const std::string& message) {
-    return raw->turn_away(status, message);
+    return raw->turn_away({}, status, message);
   };
   ASSIGN_OR_RETURN(impl->http,
                    http::Server::create(of_http, [raw = impl.get()](http::Request request, WriterPtr writer) {

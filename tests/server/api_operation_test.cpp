@@ -105,6 +105,8 @@ TEST_F(ApiLog, NamesEachRequestAndHowItWent) {
   post("/tokenize", R"({"prompt": "xyz"})", {{"X-Request-Id", "split"}});
   engine->refuse(resource_exhausted("the queue is full"));
   post(kTextPath, completion("xy").dump(), {{"X-Request-Id", "busy"}});
+  get("/nowhere", {{"X-Request-Id", "lost"}});
+  get(kTextPath, {{"X-Request-Id", "wrong"}});
   server.reset();
   std::map<std::string, Json> of;
   for (const Json& line : parsed(take()))
@@ -117,6 +119,9 @@ TEST_F(ApiLog, NamesEachRequestAndHowItWent) {
             0u);
   EXPECT_EQ(of["split"].at("message").get<std::string>().rfind("POST /tokenize 200: 3 tokens, ", 0), 0u);
   EXPECT_EQ(of["busy"].at("level"), "debug");  // or an overload fills the disk
+  ASSERT_TRUE(of.contains("lost") && of.contains("wrong"));
+  EXPECT_EQ(of["lost"].at("message"), "404 a request that no endpoint has seen");
+  EXPECT_EQ(of["wrong"].at("message"), "405 a request that no endpoint has seen");
 }
 
 TEST_F(ApiLog, WhoeverIsRefusedFindsItCounted) {
