@@ -3,9 +3,9 @@
 #include <sys/stat.h>
 
 #include <charconv>
-#include <fstream>
 
 #include "comm/tcp/tcp_world.h"
+#include "src/base/small_file.h"
 
 namespace llm_dist::comm {
 namespace {
@@ -37,9 +37,9 @@ Result<std::string> read_secret_file(const std::string& path) {
   if ((info.st_mode & 077) != 0)
     return failed_precondition(
         format("--launch-secret-file {} can be read by others: chmod 600 {}", path, path));
-  std::ifstream file(path);
-  std::string secret;
-  std::getline(file, secret);
+  Result<std::string> read = read_small_file(path);
+  if (!read.ok()) return read.status().with_context("--launch-secret-file");
+  const std::string secret = read->substr(0, read->find('\n'));
   if (secret.empty()) return invalid_argument(format("--launch-secret-file {} is empty", path));
   return secret;
 }

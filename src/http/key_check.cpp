@@ -1,9 +1,10 @@
 #include "src/http/key_check.h"
 
 #include <algorithm>
-#include <fstream>
+#include <sstream>
 
 #include "src/base/format.h"
+#include "src/base/small_file.h"
 #include "src/http/digest.h"
 
 namespace llm_dist::http {
@@ -42,8 +43,9 @@ std::optional<std::string_view> bearer_key(const Request& request) {
 }
 
 Result<std::vector<KeyLine>> read_key_lines(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return not_found(format("cannot read the API key file {}", path));
+  Result<std::string> read = read_small_file(path);
+  if (!read.ok()) return read.status().with_context("the API key file");
+  std::istringstream file(*read);
   std::vector<KeyLine> lines;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
