@@ -2,14 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <set>
 
 #include "launch/command_tree.h"
 #include "launch/config_entries.h"
 #include "launch/near_words.h"
-#include "src/base/nearest.h"
+#include "src/base/small_file.h"
 
 namespace llm_dist::launch {
 
@@ -116,9 +114,9 @@ class ConfigArguments {
 
   Result<std::vector<std::string>> read() {
     if (path_.empty()) return invalid_argument("--config: its value is empty");
-    std::ifstream file(path_, std::ios::binary);
-    std::string text{std::istreambuf_iterator<char>(file), {}};
-    if (!file.is_open() || file.bad()) return not_found(format("--config {} cannot be read", path_));
+    Result<std::string> read = read_small_file(path_);
+    if (!read.ok()) return read.status().with_context("--config");
+    const std::string& text = *read;
     auto entries_of = path_.ends_with(".ini") ? ini_entries : toml_entries;
     ASSIGN_OR_RETURN(std::vector<ConfigEntry> entries, entries_of(path_, text));
     for (const ConfigEntry& entry : entries) RETURN_IF_ERROR(add(entry));
@@ -166,9 +164,14 @@ class ConfigArguments {
                  const std::string& word,
                  const std::string& what,
                  const std::vector<std::string>& known) const {
-    std::vector<std::string_view> words(known.begin(), known.end());
-    return config_mistake(
-        path_, entry.line, format("{} is no {}; the nearest is {}", word, what, nearest_word(word, words)));
+    const std::string near = close_match(word, known);
+    std::string hint;
+    if (near == word) {
+      hint = " in a file, only on the command line";
+    } else if (!near.empty()) {
+      hint = "; the nearest is " + near;
+    }
+    return config_mistake(path_, entry.line, format("{} is no {}{}", word, what, hint));
   }
 
   const CLI::App& program_;

@@ -9,10 +9,7 @@ namespace llm_dist::launch {
 
 std::string close_match(const std::string& word, const std::vector<std::string>& known) {
   std::vector<std::string_view> words(known.begin(), known.end());
-  std::string best(nearest_word(word, words));
-  // The dashes of a flag are no likeness.
-  size_t letters = word.size() - std::min(word.find_first_not_of('-'), word.size());
-  return edit_distance(word, best) * 3 <= static_cast<int>(letters) + 2 ? best : "";
+  return std::string(near_word(word, words));
 }
 
 std::vector<std::string> known_flags(const CLI::App& app) {

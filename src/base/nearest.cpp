@@ -38,4 +38,11 @@ std::string_view nearest_word(std::string_view word, std::span<const std::string
   return best;
 }
 
+std::string_view near_word(std::string_view word, std::span<const std::string_view> known) {
+  const std::string_view best = nearest_word(word, known);
+  const size_t letters = word.size() - std::min(word.find_first_not_of('-'), word.size());
+  if (word.size() > 2 * best.size() + 2) return {};  // too far, and edits of a long word take their time
+  return edit_distance(word, best) * 3 <= static_cast<int>(letters) + 2 ? best : std::string_view();
+}
+
 }  // namespace llm_dist

@@ -119,7 +119,7 @@ MaybeError check_value(const Field& field, const Json& value) {
                            field.name,
                            in_full(field.min),
                            in_full(field.max),
-                           number));
+                           value.dump()));
     }
   }
   return std::nullopt;
@@ -129,13 +129,11 @@ MaybeError check_fields(Endpoint endpoint, const Json& body) {
   for (const auto& [name, value] : body.items()) {
     const Field* field = find_field(endpoint, name);
     if (field == nullptr) {
-      return ApiError{.status = 400,
-                      .message = format("unknown field '{}' of {}; the nearest known one is '{}'",
-                                        name,
-                                        path_of(endpoint),
-                                        nearest_field(endpoint, name)),
-                      .param = name,
-                      .code = "unknown_parameter"};
+      return ApiError{
+          .status = 400,
+          .message = format("unknown field '{}' of {}{}", name, path_of(endpoint), hint_for(endpoint, name)),
+          .param = name,
+          .code = "unknown_parameter"};
     }
     if (!value.is_null()) RETURN_IF_REFUSED(check_value(*field, value));
   }

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "src/base/format.h"
 #include "src/base/nearest.h"
 
 namespace llm_dist::server {
@@ -112,12 +113,15 @@ const Field* find_field(Endpoint endpoint, std::string_view name) {
   return nullptr;
 }
 
-std::string_view nearest_field(Endpoint endpoint, std::string_view name) {
+std::string hint_for(Endpoint endpoint, std::string_view name) {
+  for (Endpoint other : {Endpoint::kCompletions, Endpoint::kChat})
+    if (find_field(other, name) != nullptr) return format(", but {} has it", path_of(other));
   std::vector<std::string_view> known;
   for (const Field& field : kFields) {
     if ((field.endpoints & static_cast<uint8_t>(endpoint)) != 0) known.push_back(field.name);
   }
-  return nearest_word(name, known);
+  const std::string_view near = near_word(name, known);
+  return near.empty() ? "" : format("; did you mean '{}'?", near);
 }
 
 }  // namespace llm_dist::server

@@ -35,7 +35,8 @@ struct Field {
 std::span<const Field> request_fields();
 // Null when that endpoint has no such field.
 const Field* find_field(Endpoint endpoint, std::string_view name);
-// The known field of the endpoint closest in spelling.
-std::string_view nearest_field(Endpoint endpoint, std::string_view name);
+// What may have been meant by `name`, which the endpoint does not know, as the end of a message: a field of
+// nearly that spelling, or the endpoint that has it. Empty where nothing is near.
+std::string hint_for(Endpoint endpoint, std::string_view name);
 
 }  // namespace llm_dist::server

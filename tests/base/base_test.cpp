@@ -13,6 +13,7 @@
 #include "src/base/logit_rules.h"
 #include "src/base/nearest.h"
 #include "src/base/run_time_module.h"
+#include "src/base/small_file.h"
 #include "src/base/status.h"
 #include "src/base/tensor.h"
 #include "src/base/token_mask.h"
@@ -221,6 +222,32 @@ TEST(LogitRules, WordsThatLeadOutsideAreRefused) {
       << "in the table";
   EXPECT_EQ(checked([](LogitRules& changed) { changed.words[1] = 0; }), StatusCode::kDataLoss);
   EXPECT_EQ(checked([](LogitRules& changed) { changed.words[3] = 0x7fffffff; }), StatusCode::kDataLoss);
+}
+
+TEST(NearWord, IsNamedWhereItMayBeMeant) {
+  constexpr std::string_view kKnown[] = {"temperature", "stop", "n", "--tp-size"};
+  EXPECT_EQ(near_word("temprature", kKnown), "temperature");
+  EXPECT_EQ(near_word("stopp", kKnown), "stop");
+  EXPECT_EQ(near_word("--tp-sice", kKnown), "--tp-size");
+  EXPECT_EQ(near_word("echo", kKnown), "");
+  EXPECT_EQ(near_word("--pp", kKnown), "");
+  EXPECT_EQ(near_word(std::string(1 << 20, 'n'), kKnown), "");
+  EXPECT_EQ(near_word("x", {}), "");
+}
+
+TEST(SmallFile, IsReadWholeOrNotAtAll) {
+  const std::string path = testing::TempDir() + "/small_file_test";
+  std::ofstream(path) << std::string(100'000, 'x');
+  Result<std::string> text = read_small_file(path);
+  ASSERT_TRUE(text.ok()) << text.status().to_string();
+  EXPECT_EQ(*text, std::string(100'000, 'x'));
+  EXPECT_TRUE(read_small_file(path, 100'000).ok());
+  EXPECT_EQ(read_small_file(path, 99'999).status().code(), StatusCode::kInvalidArgument);
+  std::filesystem::remove(path);
+  EXPECT_EQ(read_small_file(path).status().message(), path + " cannot be read: No such file or directory");
+  EXPECT_EQ(read_small_file(path).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(read_small_file("/tmp").status().message(), "/tmp cannot be read: Is a directory");
+  EXPECT_EQ(read_small_file("/dev/zero").status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(TokenMask, ReadsBits) {

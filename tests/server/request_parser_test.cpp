@@ -92,9 +92,12 @@ TEST(RequestSchema, EveryFieldStandsOncePerEndpointAndKnowsItself) {
       if ((field.endpoints & endpoint) == 0) continue;
       EXPECT_TRUE(seen.emplace(field.name, endpoint).second) << field.name;
       EXPECT_EQ(find_field(static_cast<Endpoint>(endpoint), field.name), &field);
-      EXPECT_EQ(nearest_field(static_cast<Endpoint>(endpoint), field.name), field.name);
     }
   }
+  EXPECT_EQ(hint_for(Endpoint::kChat, "temprature"), "; did you mean 'temperature'?");
+  EXPECT_EQ(hint_for(Endpoint::kChat, "prompt"), ", but /v1/completions has it");
+  EXPECT_EQ(hint_for(Endpoint::kTokenize, "temperature"), ", but /v1/completions has it");
+  EXPECT_EQ(hint_for(Endpoint::kChat, "guided_json"), "");
 }
 
 }  // namespace
