@@ -178,14 +178,14 @@ Verdict judge_open_files(const RankFacts& rank) {
 }
 
 Verdict judge_memory(const RankFacts& rank, size_t world_size) {
-  int64_t share = rank.memory_free_bytes / std::max(1, rank.local_size);
+  int64_t share = std::min(rank.memory_free_bytes / std::max(1, rank.local_size), rank.one_rank_bytes);
   std::string found =
       format("a rank may take about {}", engine::human_bytes(share / (64 * kMiB) * (64 * kMiB)));
   int64_t needed = rank.model.bytes / static_cast<int64_t>(std::max<size_t>(1, world_size)) + kLeastMemory;
   if (share >= needed) return {Severity::kOk, found, ""};
   return {Severity::kError,
           format("{}, and needs {}", found, engine::human_bytes(needed)),
-          "ask for more memory (srun --mem, the container's limit), or start more ranks"};
+          "ask for more memory (srun --mem, the container's limit, ulimit -v), or start more ranks"};
 }
 
 void check_binding(const std::vector<RankFacts>& ranks, std::vector<Finding>& findings) {
@@ -249,6 +249,7 @@ Verdict judge_gpus(const RankFacts& rank) {
     return {Severity::kError,
             format("{} GPUs for {} ranks of a host", rank.gpus_visible, rank.local_size),
             "start as many ranks as there are GPUs"};
+  if (!rank.gpu_trouble.empty()) return {Severity::kError, rank.gpu_trouble, "run on the CPU: --device cpu"};
   return {Severity::kOk, format("{} visible", rank.gpus_visible), ""};
 }
 

@@ -119,6 +119,7 @@ RankFacts gather_facts(const std::string& model) {
   facts.open_files = soft_limit(RLIMIT_NOFILE);
   device::MemoryInfo memory = device::process_memory_info();
   facts.memory_free_bytes = memory.free_bytes;
+  facts.one_rank_bytes = device::memory_of_rank(1).free_bytes;
   facts.memory_total_bytes = memory.total_bytes;
   facts.cpus = allowed_cpus();
   facts.machine_cpus = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -173,6 +174,7 @@ std::string facts_to_text(const RankFacts& facts) {
                  {"memlock_bytes", facts.memlock_bytes},
                  {"open_files", facts.open_files},
                  {"memory_free_bytes", facts.memory_free_bytes},
+                 {"one_rank_bytes", facts.one_rank_bytes},
                  {"memory_total_bytes", facts.memory_total_bytes},
                  {"cpus", facts.cpus},
                  {"machine_cpus", facts.machine_cpus},
@@ -180,6 +182,7 @@ std::string facts_to_text(const RankFacts& facts) {
                  {"bf16", facts.bf16},
                  {"gpus_visible", facts.gpus_visible},
                  {"gpu_missing", facts.gpu_missing},
+                 {"gpu_trouble", facts.gpu_trouble},
                  {"model", to_json(facts.model)},
                  {"cache", to_json(facts.cache)},
                  {"allocated_gpus", facts.allocated_gpus},
@@ -200,6 +203,7 @@ RankFacts facts_from_text(const std::string& text) {
                   .memlock_bytes = fields.at("memlock_bytes"),
                   .open_files = fields.at("open_files"),
                   .memory_free_bytes = fields.at("memory_free_bytes"),
+                  .one_rank_bytes = fields.at("one_rank_bytes"),
                   .memory_total_bytes = fields.at("memory_total_bytes"),
                   .cpus = fields.at("cpus").get<std::vector<int>>(),
                   .machine_cpus = fields.at("machine_cpus"),
@@ -207,6 +211,7 @@ RankFacts facts_from_text(const std::string& text) {
                   .bf16 = fields.at("bf16"),
                   .gpus_visible = fields.at("gpus_visible"),
                   .gpu_missing = fields.at("gpu_missing"),
+                  .gpu_trouble = fields.at("gpu_trouble"),
                   .model = file_from_json(fields.at("model")),
                   .cache = file_from_json(fields.at("cache")),
                   .allocated_gpus = fields.at("allocated_gpus"),

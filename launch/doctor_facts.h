@@ -35,6 +35,7 @@ struct RankFacts {
   int64_t memlock_bytes = 0;   // soft limit; −1: unlimited
   int64_t open_files = 0;      // soft limit
   int64_t memory_free_bytes = 0;
+  int64_t one_rank_bytes = 0;      // of that, the most for one rank, which ulimit -v may bound
   int64_t memory_total_bytes = 0;  // the cgroup's limit where it is lower than the machine's
   std::vector<int> cpus;           // that the launcher lets it use
   int machine_cpus = 1;
@@ -42,6 +43,7 @@ struct RankFacts {
   bool bf16 = false;
   int gpus_visible = 0;
   std::string gpu_missing;  // why there is none
+  std::string gpu_trouble;  // why the rank's cannot be used
   FileFact model;
   FileFact cache;
   int64_t allocated_gpus = 0;  // by Slurm, on this node

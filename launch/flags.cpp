@@ -359,6 +359,12 @@ Result<ResolvedOptions> resolve(const EngineFlags& flags,
   ResolvedOptions resolved;
   engine::EngineOptions& options = resolved.engine;
 
+  if (!kernels::takes_head_dim(config.head_dim)) {
+    return unimplemented(format("head_dim = {}: attention takes multiples of {} up to {}",
+                                config.head_dim,
+                                kernels::kHeadDimStep,
+                                kernels::kMaxHeadDim));
+  }
   RETURN_IF_ERROR(check_layer_split(flags.parallel.pp_layer_split, config.num_layers));
   ASSIGN_OR_RETURN(parallel::Layout asked, asked_layout(flags.parallel));
   ASSIGN_OR_RETURN(
@@ -421,6 +427,25 @@ int64_t usable_memory(const EngineFlags& flags, int64_t free_bytes) {
   return static_cast<int64_t>(static_cast<double>(free_bytes) * flags.memory.gpu_memory_utilization);
 }
 
+namespace {
+
+// What to change, by what took the memory.
+std::string how_to_fit(const EngineFlags& flags, int64_t least, int64_t free_bytes) {
+  std::string more, smaller;
+  if (least <= free_bytes)
+    more = format("It fits where --gpu-memory-utilization allows more than {}. ",
+                  flags.memory.gpu_memory_utilization);
+  if (flags.memory.kv_cache_memory_bytes > 0) smaller += "--kv-cache-memory-bytes, ";
+  if (flags.scheduler.max_num_seqs > 0) smaller += "--max-num-seqs, ";
+  return format(
+      "{}More ranks (--tp, --pp) hold less each; smaller {}--max-model-len and --max-num-batched-tokens "
+      "shrink the rest.",
+      more,
+      smaller);
+}
+
+}  // namespace
+
 Status fit_memory(const EngineFlags& flags,
                   const checkpoint::Checkpoint& checkpoint,
                   const kernels::OpTable& ops,
@@ -448,16 +473,15 @@ Status fit_memory(const EngineFlags& flags,
     const bool never_fits = least > usable_memory(flags, resources.total_memory_bytes);
     return Status(
         never_fits ? StatusCode::kInvalidArgument : StatusCode::kResourceExhausted,
-        format("{} does not fit: rank {} needs {} ({} without KV cache) and may use {} of {} free\n{}"
-               "More ranks (--tp, --pp) hold less each; --max-model-len and --max-num-batched-tokens shrink "
-               "the rest.",
+        format("{} does not fit: rank {} needs {} ({} without KV cache) and may use {} of {} free\n{}{}",
                checkpoint.path(),
                rank,
                engine::human_bytes(least),
                engine::human_bytes(plan.fixed_bytes()),
                engine::human_bytes(usable),
                engine::human_bytes(resources.memory_bytes),
-               engine::describe({plan}, usable)));
+               engine::describe({plan}, usable),
+               how_to_fit(flags, least, resources.memory_bytes)));
   }
   // No more than what all sequences at their longest would hold.
   int64_t most = one_sequence * options.max_num_seqs;

@@ -81,13 +81,13 @@ RankResources cpu_resources(const comm::World& world) {
   int smallest_node = local_size;
   for (const comm::HostInfo& host : world.hosts()) smallest_node = std::min(smallest_node, host.local_size);
   __builtin_cpu_init();
-  const device::MemoryInfo memory = device::process_memory_info();
+  const device::MemoryInfo memory = device::memory_of_rank(local_size);
   return {.world_size = info.size,
           .ranks_per_node = smallest_node,
           .threads = threads_per_rank(local_size),
           .bf16_arithmetic = __builtin_cpu_supports("avx512bf16") != 0,
-          .memory_bytes = memory.free_bytes / local_size,
-          .total_memory_bytes = memory.total_bytes / local_size,
+          .memory_bytes = memory.free_bytes,
+          .total_memory_bytes = memory.total_bytes,
           .default_kv_bytes = kDefaultKvBytes / local_size};
 }
 

@@ -27,6 +27,7 @@ std::vector<RankFacts> healthy() {
          .memlock_bytes = -1,
          .open_files = 65536,
          .memory_free_bytes = 64 * kGiB,
+         .one_rank_bytes = 64 * kGiB,
          .memory_total_bytes = 64 * kGiB,
          .cpus = {0, 1, 2, 3},
          .machine_cpus = 4,
@@ -105,6 +106,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "memory",
                 "ranks 1",
                 [](RankFacts& r) { r.memory_free_bytes = kGiB; }},
+        Trouble{"AddressSpace",
+                Severity::kError,
+                "memory",
+                "ranks 1",
+                [](RankFacts& r) { r.one_rank_bytes = kGiB / 2; }},
         Trouble{
             "NoModel", Severity::kError, "model", "ranks 1", [](RankFacts& r) { r.model.exists = false; }},
         Trouble{"OtherModel", Severity::kError, "model", "ranks 1", [](RankFacts& r) { r.model.bytes -= 1; }},
@@ -121,6 +127,11 @@ INSTANTIATE_TEST_SUITE_P(
                 "gpus",
                 "ranks 1",
                 [](RankFacts& r) { r.allocated_gpus = 2, r.gpu_missing = "no driver"; }},
+        Trouble{"UnusableGpu",
+                Severity::kError,
+                "gpus",
+                "ranks 1",
+                [](RankFacts& r) { r.gpus_visible = 8, r.gpu_trouble = "built for other ones"; }},
         Trouble{"Idle", Severity::kError, "idle", "ranks 1", [](RankFacts& r) { r.idle = "2 GPUs"; }}),
     [](const auto& instance) { return instance.param.name; });
 

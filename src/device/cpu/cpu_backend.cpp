@@ -1,8 +1,12 @@
 #include "src/device/cpu/cpu_backend.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <initializer_list>
 #include <optional>
@@ -73,6 +77,22 @@ void apply_cgroup(const std::vector<std::string>& folders, const CgroupFiles& fi
   }
 }
 
+// RLIMIT_AS; nothing where there is none.
+std::optional<int64_t> address_space_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return static_cast<int64_t>(limit.rlim_cur);
+}
+
+std::string why_not_mapped(int64_t bytes) {
+  const std::string reason = std::strerror(errno);
+  const std::optional<int64_t> limit = address_space_limit();
+  return format("cannot map {} bytes of memory: {}{}",
+                bytes,
+                reason,
+                limit ? format(" (ulimit -v allows this process {} KiB)", *limit / 1024) : "");
+}
+
 class CpuBackend : public Backend {
  public:
   explicit CpuBackend(CpuBackendOptions options) : options_(std::move(options)) {}
@@ -87,7 +107,7 @@ class CpuBackend : public Backend {
     if (bytes == 0) return Buffer(this, nullptr, 0, kind);
     void* data =
         mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return resource_exhausted(format("cannot map {} bytes of memory", bytes));
+    if (data == MAP_FAILED) return resource_exhausted(why_not_mapped(bytes));
     constexpr int64_t kHugePageBytes = 2 << 20;
     if (bytes >= kHugePageBytes) madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
     return Buffer(this, data, bytes, kind);
@@ -126,6 +146,19 @@ MemoryInfo process_memory_info(const std::string& root) {
   apply_cgroup(cgroup_folders("memory", root),
                {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"},
                info);
+  return info;
+}
+
+MemoryInfo memory_of_rank(int num_ranks) {
+  MemoryInfo info = process_memory_info();
+  info.free_bytes /= num_ranks;
+  info.total_bytes /= num_ranks;
+  const std::optional<int64_t> limit = address_space_limit();
+  if (!limit) return info;
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  info.total_bytes = std::min(info.total_bytes, *limit);
+  info.free_bytes = std::min(info.free_bytes, std::max<int64_t>(0, *limit - pages * sysconf(_SC_PAGESIZE)));
   return info;
 }
 

@@ -21,4 +21,8 @@ std::unique_ptr<Backend> make_cpu_backend(CpuBackendOptions options);
 // machine. What files fill as a cache may be taken. `root`: the folder that holds proc and sys, for tests.
 MemoryInfo process_memory_info(const std::string& root = "");
 
+// Of that, what one of `num_ranks` processes on this host may take: an even share, and no more than its limit
+// of address space (ulimit -v, RLIMIT_AS), which is each process's own.
+MemoryInfo memory_of_rank(int num_ranks);
+
 }  // namespace llm_dist::device
