@@ -25,6 +25,28 @@ TEST_F(ApiTokenize, TokenizeAndDetokenize) {
   EXPECT_EQ(post_ok("/tokenize", body).at("tokens"), Json(byte_ids("user: a\n")));
 }
 
+// A conversation's template writes the BOS where the model wants one.
+TEST_F(ApiTokenize, ABosStandsBeforeTextsAndBeforeNoConversation) {
+  vocabulary.add_bos = true;
+  start({});
+  const int32_t bos = *vocabulary.bos_id;
+  const std::vector<int32_t> rendered = byte_ids("user: a\nassistant: ");
+  std::vector<int32_t> with_bos = rendered;
+  with_bos.insert(with_bos.begin(), bos);
+  EXPECT_EQ(post_ok("/tokenize", {{"prompt", "a"}}).at("tokens"), Json({bos, 'a'}));
+  EXPECT_EQ(post_ok("/tokenize", {{"prompt", "a"}, {"add_special_tokens", false}}).at("tokens"), Json({'a'}));
+  EXPECT_EQ(post_ok("/tokenize", chat("a")).at("tokens"), Json(rendered));
+  Json asked = chat("a");
+  asked["add_special_tokens"] = true;
+  EXPECT_EQ(post_ok("/tokenize", asked).at("tokens"), Json(with_bos));
+  post_ok("/v1/chat/completions", chat("a"));
+  post_ok("/v1/completions", completion("a"));
+  const auto requests = engine->requests();
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[0].prompt, rendered);
+  EXPECT_EQ(requests[1].prompt, (std::vector<int32_t>{bos, 'a'}));
+}
+
 // A tokenizer takes minutes and gigabytes for the largest body that a server takes.
 TEST_F(ApiTokenize, TextsThatAreCountedHaveALimit) {
   constexpr size_t kMostTokens = 256 << 10;  // as for any context of at most a quarter of it

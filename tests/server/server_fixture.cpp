@@ -1,7 +1,5 @@
 #include "tests/server/server_fixture.h"
 
-#include "tests/text/vocabularies.h"
-
 namespace llm_dist::server {
 namespace {
 
@@ -55,7 +53,7 @@ void ServerFixture::start_loading(ServerOptions options) {
 }
 
 void ServerFixture::attach(bool with_template) {
-  auto made = text::Tokenizer::create(text::byte_vocabulary("gpt-2", {}));
+  auto made = text::Tokenizer::create(vocabulary);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   tokenizer = std::move(made).value();
   auto jinja = text::ChatTemplate::create(kTemplate, "<s>", "<|end|>");

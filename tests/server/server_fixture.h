@@ -8,6 +8,7 @@
 #include "src/http/client.h"
 #include "src/server/api_server.h"
 #include "tests/server/fake_engine.h"
+#include "tests/text/vocabularies.h"
 
 namespace llm_dist::server {
 
@@ -68,8 +69,10 @@ class ServerFixture : public ::testing::Test {
     return {{"model", "tiny"}, {"prompt", prompt}, {"max_tokens", 100}};
   }
 
-  int64_t max_model_len = kMaxModelLen;  // of attach()
-  std::optional<int64_t> vocab_size;     // likewise; the tokenizer's unless set
+  // Of attach().
+  int64_t max_model_len = kMaxModelLen;
+  std::optional<int64_t> vocab_size;  // the tokenizer's unless set
+  TokenizerSpec vocabulary = text::byte_vocabulary("gpt-2", {});
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::optional<text::ChatTemplate> chat_template;
   std::unique_ptr<FakeEngine> engine = std::make_unique<FakeEngine>();
