@@ -7,7 +7,7 @@
 
 #include "launch/commands.h"
 #include "launch/flags.h"
-#include "src/text/tokenizer.h"
+#include "launch/text_model.h"
 
 namespace llm_dist::launch {
 namespace {
@@ -17,13 +17,6 @@ struct ConvertFlags {
   std::string directory;
   std::string dtype = "bfloat16";
 };
-
-// "" where the model has none.
-Result<std::string> tokenizer_json_of(const TokenizerSpec& spec) {
-  if (!spec.tokenizer_json.empty() || spec.tokens.empty()) return spec.tokenizer_json;
-  ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::create(spec));
-  return tokenizer->to_json();
-}
 
 Status convert(const ConvertFlags& flags) {
   ASSIGN_OR_RETURN(DType dtype, parse_dtype("--dtype", flags.dtype));

@@ -30,4 +30,11 @@ Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, cons
   return model;
 }
 
+Result<std::string> tokenizer_json_of(const TokenizerSpec& spec) {
+  const bool complete = !spec.tokenizer_json.empty() && !spec.replace_post_processor;
+  if (complete || (spec.tokenizer_json.empty() && spec.tokens.empty())) return spec.tokenizer_json;
+  ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::create(spec));
+  return tokenizer->to_json();
+}
+
 }  // namespace llm_dist::launch

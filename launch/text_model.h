@@ -22,4 +22,7 @@ struct TextModel {
 // Of the checkpoint, or of what --tokenizer and --chat-template name.
 Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, const ModelFlags& flags);
 
+// A tokenizer.json that needs no tokenizer_config.json for the same ids; "" where there is no tokenizer.
+Result<std::string> tokenizer_json_of(const TokenizerSpec& spec);
+
 }  // namespace llm_dist::launch

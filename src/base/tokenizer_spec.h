@@ -21,7 +21,11 @@ struct TokenizerSpec {
 
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // every id that ends a generation
+  // What stands around a text that asks for special tokens. A tokenizer.json says it itself, in its
+  // post-processor, unless that is to be replaced.
   bool add_bos = false;
+  bool add_eos = false;
+  bool replace_post_processor = false;
   std::string bos_token;
   std::string eos_token;
   std::string chat_template;  // Jinja; empty when the model has none

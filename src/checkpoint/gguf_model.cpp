@@ -203,6 +203,7 @@ Result<TokenizerSpec> tokenizer_from_gguf(const GgufFile& gguf, const std::strin
   const bool habit =
       spec.model == "llama" || std::ranges::find(kLlama3, spec.pre_tokenizer) != std::end(kLlama3);
   spec.add_bos = keys.get<bool>(prefix + "add_bos_token").value_or(habit);
+  spec.add_eos = keys.get<bool>(prefix + "add_eos_token").value_or(false);
   ModelConfig ids;
   read_ids(keys, ids);
   spec.bos_id = ids.bos_id;

@@ -86,6 +86,55 @@ std::optional<int32_t> id_of(const Json& added_tokens, const std::string& conten
   return std::nullopt;
 }
 
+// Classes of transformers 4 that make their post-processor anew from add_bos_token and add_eos_token,
+// whatever tokenizer.json holds (update_post_processor in models/*/tokenization_*_fast.py), and what they
+// take for granted where tokenizer_config.json is silent.
+struct FlaggedClass {
+  std::string_view name;  // or with "Fast" behind
+  bool add_bos;
+  const char* bos_token;
+  const char* eos_token;
+};
+constexpr FlaggedClass kFlaggedClasses[] = {
+    {"LlamaTokenizer", true, "<s>", "</s>"},
+    {"CodeLlamaTokenizer", true, "<s>", "</s>"},
+    {"GemmaTokenizer", true, "<bos>", "<eos>"},
+    {"CohereTokenizer", true, "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"},
+    {"GPTNeoXTokenizer", false, "<|endoftext|>", "<|endoftext|>"},
+};
+
+// nullptr where tokenizer.json decides. So it does in what transformers 5 has saved, which names its
+// "backend" and no flags.
+const FlaggedClass* flagged_class(const Json& tokenizer_config) {
+  if (tokenizer_config.contains("backend")) return nullptr;
+  const Json stated = tokenizer_config.value("tokenizer_class", Json());
+  std::string name = stated.is_string() ? stated.get<std::string>() : "";
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  auto found = std::ranges::find(kFlaggedClasses, name, &FlaggedClass::name);
+  return found == std::end(kFlaggedClasses) ? nullptr : &*found;
+}
+
+// null is false, as it is for transformers.
+bool flag_of(const Json& tokenizer_config, const char* key, bool absent) {
+  auto found = tokenizer_config.find(key);
+  if (found == tokenizer_config.end()) return absent;
+  return found->is_boolean() && found->get<bool>();
+}
+
+std::string special_token(const Json& tokenizer_config,
+                          const Json& special_tokens_map,
+                          const char* key,
+                          const char* absent) {
+  if (tokenizer_config.contains(key)) return token_text(tokenizer_config, key);
+  return special_tokens_map.contains(key) ? token_text(special_tokens_map, key) : absent;
+}
+
+void apply_flags(const Json& tokenizer_config, const FlaggedClass& of_class, TokenizerSpec& spec) {
+  spec.replace_post_processor = true;
+  spec.add_bos = flag_of(tokenizer_config, "add_bos_token", of_class.add_bos);
+  spec.add_eos = flag_of(tokenizer_config, "add_eos_token", false);
+}
+
 }  // namespace
 
 Result<TokenizerSpec> read_hf_tokenizer(const std::string& directory) {
@@ -94,8 +143,10 @@ Result<TokenizerSpec> read_hf_tokenizer(const std::string& directory) {
   ASSIGN_OR_RETURN(spec.tokenizer_json, read_optional(path));
   ASSIGN_OR_RETURN(const Json config, parse_optional_object(directory + "/tokenizer_config.json"));
   ASSIGN_OR_RETURN(const Json special, parse_optional_object(directory + "/special_tokens_map.json"));
-  spec.bos_token = token_text(config.contains("bos_token") ? config : special, "bos_token");
-  spec.eos_token = token_text(config.contains("eos_token") ? config : special, "eos_token");
+  const FlaggedClass* flagged = flagged_class(config);
+  spec.bos_token = special_token(config, special, "bos_token", flagged != nullptr ? flagged->bos_token : "");
+  spec.eos_token = special_token(config, special, "eos_token", flagged != nullptr ? flagged->eos_token : "");
+  if (flagged != nullptr) apply_flags(config, *flagged, spec);
   ASSIGN_OR_RETURN(spec.chat_template, read_optional(directory + "/chat_template.jinja"));
   if (spec.chat_template.empty()) spec.chat_template = chat_template_of(config);
   if (spec.tokenizer_json.empty()) return spec;
@@ -106,9 +157,12 @@ Result<TokenizerSpec> read_hf_tokenizer(const std::string& directory) {
 }
 
 std::string tokenizer_config_json(const TokenizerSpec& spec) {
-  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                 {"clean_up_tokenization_spaces", false},
-                 {"add_bos_token", spec.add_bos}};
+  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  // Of a tokenizer.json that decides itself they are not known, and other readers would believe them.
+  if (spec.tokenizer_json.empty() || spec.replace_post_processor) {
+    config["add_bos_token"] = spec.add_bos;
+    config["add_eos_token"] = spec.add_eos;
+  }
   if (!spec.bos_token.empty()) config["bos_token"] = spec.bos_token;
   if (!spec.eos_token.empty()) config["eos_token"] = spec.eos_token;
   if (!spec.chat_template.empty()) config["chat_template"] = spec.chat_template;

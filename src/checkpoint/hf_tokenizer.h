@@ -9,9 +9,9 @@
 namespace llm_dist::checkpoint {
 
 // Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja, as far as
-// they stand in `directory`; without tokenizer.json the spec's is empty. add_bos stays false: the
-// post-processor in tokenizer.json puts the BOS where the model wants one. eos_ids holds the tokenizer's own
-// EOS token.
+// they stand in `directory`; without tokenizer.json the spec's is empty. Its post-processor puts the BOS
+// where the model wants one, but for classes of tokenizers whose add_bos_token and add_eos_token replace it.
+// eos_ids holds the tokenizer's own EOS token.
 Result<TokenizerSpec> read_hf_tokenizer(const std::string& directory);
 
 // The text of a tokenizer_config.json: what a tokenizer.json leaves out. Always UTF-8.

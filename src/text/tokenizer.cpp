@@ -22,7 +22,12 @@ Result<llm_dist_tokenizer*> from_json(const TokenizerSpec& spec) {
   llm_dist_tokenizer* raw = nullptr;
   std::string error;
   const ForeignCall foreign;
-  const int32_t code = llm_dist_tokenizer_from_json(ffi_bytes(spec.tokenizer_json), &raw, append_to(error));
+  const llm_dist_ffi_special_flags flags{.add_bos = spec.add_bos,
+                                         .add_eos = spec.add_eos,
+                                         .bos_token = ffi_bytes(spec.bos_token),
+                                         .eos_token = ffi_bytes(spec.eos_token)};
+  const int32_t code = llm_dist_tokenizer_from_json(
+      ffi_bytes(spec.tokenizer_json), spec.replace_post_processor ? &flags : nullptr, &raw, append_to(error));
   RETURN_IF_ERROR(ffi_status(code, std::move(error)));
   return raw;
 }
@@ -31,6 +36,7 @@ Result<llm_dist_tokenizer*> from_bpe(const TokenizerSpec& spec) {
   const std::vector<llm_dist_ffi_bytes> tokens = views_of(spec.tokens);
   const std::vector<llm_dist_ffi_bytes> merges = views_of(spec.merges);
   const bool has_bos = spec.add_bos && spec.bos_id;
+  const bool has_eos = spec.add_eos && !spec.eos_ids.empty();
   const llm_dist_ffi_bpe_spec bpe{.tokens = tokens.data(),
                                   .num_tokens = tokens.size(),
                                   .types = spec.token_types.data(),
@@ -38,7 +44,8 @@ Result<llm_dist_tokenizer*> from_bpe(const TokenizerSpec& spec) {
                                   .merges = merges.data(),
                                   .num_merges = merges.size(),
                                   .pre_tokenizer = ffi_bytes(spec.pre_tokenizer),
-                                  .bos_id = has_bos ? *spec.bos_id : -1};
+                                  .bos_id = has_bos ? *spec.bos_id : -1,
+                                  .eos_id = has_eos ? spec.eos_ids.front() : -1};
   llm_dist_tokenizer* raw = nullptr;
   std::string error;
   const ForeignCall foreign;

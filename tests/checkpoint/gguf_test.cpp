@@ -156,6 +156,9 @@ TEST(Gguf, Llama3VocabulariesPutABosFirstUnlessTheySayOtherwise) {
     EXPECT_FALSE(tokenizer_from_gguf(gguf, "m.gguf")->add_bos) << name;
     gguf.metadata.erase("tokenizer.ggml.add_bos_token");
     EXPECT_EQ(tokenizer_from_gguf(gguf, "m.gguf")->add_bos, std::string(name) != "smollm") << name;
+    EXPECT_FALSE(tokenizer_from_gguf(gguf, "m.gguf")->add_eos) << name;
+    gguf.metadata["tokenizer.ggml.add_eos_token"] = true;
+    EXPECT_TRUE(tokenizer_from_gguf(gguf, "m.gguf")->add_eos) << name;
   }
 }
 

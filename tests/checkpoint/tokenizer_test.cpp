@@ -49,6 +49,68 @@ TEST(HfTokenizer, NothingThereIsAnEmptySpec) {
   expect_failure(read_hf_tokenizer(dir.path()), StatusCode::kDataLoss, {"tokenizer.json"});
 }
 
+TokenizerSpec read_with(const Json& tokenizer_config) {
+  TempDir dir;
+  write_file(dir / "tokenizer.json", kTokenizerJson);
+  write_file(dir / "tokenizer_config.json", tokenizer_config.dump());
+  auto spec = read_hf_tokenizer(dir.path());
+  EXPECT_TRUE(spec.ok()) << spec.status().to_string();
+  return *spec;
+}
+
+TEST(HfTokenizer, SomeClassesReplaceThePostProcessorByTheirFlags) {
+  for (const char* name : {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer"}) {
+    for (const char* fast : {"", "Fast"}) {
+      SCOPED_TRACE(std::string(name) + fast);
+      Json config = {{"tokenizer_class", std::string(name) + fast}};
+      TokenizerSpec spec = read_with(config);
+      EXPECT_TRUE(spec.replace_post_processor);
+      EXPECT_TRUE(spec.add_bos);
+      EXPECT_FALSE(spec.add_eos);
+      config["add_bos_token"] = false;
+      config["add_eos_token"] = true;
+      spec = read_with(config);
+      EXPECT_FALSE(spec.add_bos);
+      EXPECT_TRUE(spec.add_eos);
+      config["add_bos_token"] = nullptr;
+      EXPECT_FALSE(read_with(config).add_bos);
+    }
+  }
+  Json neox = {{"tokenizer_class", "GPTNeoXTokenizerFast"}};
+  EXPECT_TRUE(read_with(neox).replace_post_processor);
+  EXPECT_FALSE(read_with(neox).add_bos);
+  neox["add_bos_token"] = true;
+  EXPECT_TRUE(read_with(neox).add_bos);
+}
+
+TEST(HfTokenizer, ThePostProcessorDecidesForTheOthers) {
+  for (const char* name : {"PreTrainedTokenizerFast", "TokenizersBackend", "GPT2Tokenizer", "Fast", ""})
+    EXPECT_FALSE(read_with({{"tokenizer_class", name}, {"add_bos_token", true}}).replace_post_processor)
+        << name;
+  for (const Json& config : {Json::object(), Json{{"tokenizer_class", nullptr}, {"add_bos_token", true}}})
+    EXPECT_FALSE(read_with(config).replace_post_processor) << config;
+  // As transformers 5 saves the same class.
+  EXPECT_FALSE(
+      read_with({{"tokenizer_class", "LlamaTokenizer"}, {"backend", "tokenizers"}, {"bos_token", "<s>"}})
+          .replace_post_processor);
+}
+
+TEST(HfTokenizer, AClassHasTokensOfItsOwnWhereNoFileNamesThem) {
+  Json config = {{"tokenizer_class", "LlamaTokenizer"}};
+  EXPECT_EQ(read_with(config).bos_token, "<s>");
+  EXPECT_EQ(read_with(config).bos_id, 1);
+  EXPECT_EQ(read_with(config).eos_token, "</s>");
+  config["bos_token"] = nullptr;
+  config["eos_token"] = {{"__type", "AddedToken"}, {"content", "<end>"}};
+  EXPECT_EQ(read_with(config).bos_token, "");
+  EXPECT_EQ(read_with(config).eos_ids, std::vector<int32_t>{7});
+  TempDir dir;
+  write_file(dir / "tokenizer.json", kTokenizerJson);
+  write_file(dir / "tokenizer_config.json", R"({"tokenizer_class":"LlamaTokenizer"})");
+  write_file(dir / "special_tokens_map.json", R"({"bos_token":"<end>"})");
+  EXPECT_EQ(read_hf_tokenizer(dir.path())->bos_token, "<end>");
+}
+
 TEST(HfTokenizer, ConfigIsReadBack) {
   TokenizerSpec spec;
   spec.add_bos = true;
@@ -63,7 +125,12 @@ TEST(HfTokenizer, ConfigIsReadBack) {
   EXPECT_EQ(again->bos_id, 1);
   EXPECT_EQ(again->eos_ids, std::vector<int32_t>{7});
   EXPECT_EQ(again->chat_template, "{{ x }}");
+  EXPECT_FALSE(again->replace_post_processor);
   EXPECT_EQ(Json::parse(tokenizer_config_json(spec))["add_bos_token"], true);
+  EXPECT_EQ(Json::parse(tokenizer_config_json(spec))["add_eos_token"], false);
+  EXPECT_FALSE(Json::parse(tokenizer_config_json(*again)).contains("add_bos_token"));
+  again->replace_post_processor = true;
+  EXPECT_EQ(Json::parse(tokenizer_config_json(*again))["add_bos_token"], false);
   spec.bos_token = "\xff";
   EXPECT_EQ(Json::parse(tokenizer_config_json(spec))["bos_token"], "\uFFFD");
 }

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "src/checkpoint/hf_tokenizer.h"
+
 namespace llm_dist::launch {
 namespace {
 
@@ -61,6 +63,37 @@ TEST_F(TextModelTest, AnEndTokenThatTheModelDoesNotHaveIsLeftOut) {
   auto other = made(other_);
   ASSERT_TRUE(other.ok()) << other.status().to_string();
   EXPECT_EQ(other->eos_ids, std::vector<int32_t>{2});
+}
+
+TEST_F(TextModelTest, ABosByFlagIsPutOnceAndOutlivesAConversion) {
+  write_tokenizer(model_, "<s>", 2);
+  for (const bool add_bos : {true, false}) {
+    write(
+        model_ + "/tokenizer_config.json",
+        std::string(R"({"tokenizer_class":"LlamaTokenizer","bos_token":{"content":"<s>"},"add_bos_token":)") +
+            (add_bos ? "true}" : "false}"));
+    const std::vector<int32_t> expected = add_bos ? std::vector<int32_t>{2, 0} : std::vector<int32_t>{0};
+    auto own = made("");
+    ASSERT_TRUE(own.ok()) << own.status().to_string();
+    EXPECT_EQ(*own->tokenizer->encode("a"), expected);
+    EXPECT_EQ(*own->tokenizer->encode("a", {.add_special_tokens = false}), std::vector<int32_t>{0});
+
+    auto spec = checkpoint::read_tokenizer(model_);
+    ASSERT_TRUE(spec.ok()) << spec.status().to_string();
+    write(other_ + "/tokenizer.json", *tokenizer_json_of(*spec));
+    write(other_ + "/tokenizer_config.json", checkpoint::tokenizer_config_json(*spec));
+    auto converted = made(other_);
+    ASSERT_TRUE(converted.ok()) << converted.status().to_string();
+    EXPECT_EQ(*converted->tokenizer->encode("a"), expected);
+  }
+}
+
+TEST_F(TextModelTest, ATokenizerJsonThatDecidesIsConvertedAsItIs) {
+  write_tokenizer(model_, "<s>", 2);
+  auto spec = checkpoint::read_tokenizer(model_);
+  ASSERT_TRUE(spec.ok()) << spec.status().to_string();
+  EXPECT_EQ(*tokenizer_json_of(*spec), spec->tokenizer_json);
+  EXPECT_EQ(*tokenizer_json_of(TokenizerSpec()), "");
 }
 
 }  // namespace

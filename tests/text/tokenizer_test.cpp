@@ -139,6 +139,8 @@ TEST(Tokenizer, BosComesFirstWhenTheModelWantsIt) {
   EXPECT_EQ(*tokenizer->encode(""), (Ids{256}));
   EXPECT_EQ(*tokenizer->encode("a", {.add_special_tokens = false}), (Ids{'a'}));
   EXPECT_EQ(tokenizer->eos_ids(), (Ids{257}));
+  spec.add_eos = true;
+  EXPECT_EQ(*make(spec)->encode("a"), (Ids{256, 'a', 257}));
 }
 
 TEST(Tokenizer, UserDefinedTokensAreTextAndNotSpecial) {
@@ -271,6 +273,86 @@ TEST(Tokenizer, JsonWithByteFallback) {
   EXPECT_EQ(tokenizer->token_bytes(3 + 0xE2), "\xE2");
 }
 
+TokenizerSpec with_replaced(TokenizerSpec spec, const std::string& old, const std::string& now) {
+  const size_t at = spec.tokenizer_json.find(old);
+  EXPECT_NE(at, std::string::npos) << old;
+  spec.tokenizer_json.replace(at, old.size(), now);
+  return spec;
+}
+
+// Llama 2's vocabulary under post-processors that put a BOS first, nothing and nothing.
+std::vector<TokenizerSpec> with_each_post_processor() {
+  TokenizerSpec puts_bos = metaspace_vocabulary();
+  puts_bos.bos_token = "<s>";
+  puts_bos.eos_token = "</s>";
+  const std::string& json = puts_bos.tokenizer_json;
+  const size_t begin = json.find(R"({"type":"TemplateProcessing")");
+  const std::string own = json.substr(begin, json.find(R"(,"decoder")") - begin);
+  return {
+      puts_bos,
+      with_replaced(puts_bos, own, "null"),
+      with_replaced(puts_bos, own, R"({"type":"ByteLevel","add_prefix_space":true,"trim_offsets":false})")};
+}
+
+TEST(Tokenizer, FlagsReplaceThePostProcessor) {
+  struct Case {
+    bool add_bos;
+    bool add_eos;
+    Ids ids;
+  };
+  // What transformers 4.57 makes of the same files with LlamaTokenizerFast.
+  const Case cases[] = {
+      {true, false, {1, 264}}, {false, false, {264}}, {true, true, {1, 264, 2}}, {false, true, {264, 2}}};
+  for (TokenizerSpec spec : with_each_post_processor()) {
+    spec.replace_post_processor = true;
+    for (const Case& c : cases) {
+      spec.add_bos = c.add_bos;
+      spec.add_eos = c.add_eos;
+      const auto tokenizer = make(spec);
+      EXPECT_EQ(*tokenizer->encode("a"), c.ids);
+      EXPECT_EQ(*tokenizer->encode("a", {.parse_special_tokens = false}), c.ids);
+      EXPECT_EQ(*tokenizer->encode("a", {.add_special_tokens = false}), (Ids{264}));
+      TokenizerSpec converted;
+      converted.tokenizer_json = *tokenizer->to_json();
+      EXPECT_EQ(*make(converted)->encode("a"), c.ids);
+    }
+  }
+}
+
+TEST(Tokenizer, FlagsAreNothingToAPostProcessorThatDecides) {
+  const std::vector<TokenizerSpec> specs = with_each_post_processor();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    for (const bool add_bos : {false, true}) {
+      TokenizerSpec spec = specs[i];
+      spec.add_bos = add_bos;
+      EXPECT_EQ(*make(spec)->encode("a"), i == 0 ? (Ids{1, 264}) : (Ids{264})) << i;
+    }
+  }
+}
+
+TEST(Tokenizer, AFlagWithoutItsTokenLeavesThePostProcessor) {
+  for (const char* lacking : {"", "<|begin_of_text|>", "\xFF"}) {
+    TokenizerSpec spec = with_each_post_processor().front();
+    spec.replace_post_processor = true;
+    spec.add_bos = true;
+    spec.add_eos = true;
+    spec.bos_token = lacking;
+    EXPECT_EQ(*make(spec)->encode("a"), (Ids{1, 264})) << lacking;
+    spec.bos_token = "<s>";
+    spec.eos_token = lacking;
+    EXPECT_EQ(*make(spec)->encode("a"), (Ids{1, 264})) << lacking;
+  }
+}
+
+TEST(Tokenizer, ATokenPutAroundATextMayBeSpelledLikeATemplate) {
+  for (const std::string name : {"$A", "a:1", "$", "x:y:z", "with space"}) {
+    TokenizerSpec spec = byte_vocabulary("gpt-2", {});
+    spec.tokens[256] = name;
+    spec.add_bos = true;
+    EXPECT_EQ(*make(spec)->encode("b"), (Ids{256, 'b'})) << name;
+  }
+}
+
 TEST(Tokenizer, HostileInputIsAnErrorOrIgnored) {
   const auto tokenizer = make(byte_vocabulary("llama-bpe", digit_merges()));
   const auto bad = tokenizer->encode("ok\xFF\xFE");
@@ -318,7 +400,11 @@ TEST(Tokenizer, DamagedSpecsSayWhatIsWrong) {
   spec = byte_vocabulary("gpt-2", {});
   spec.add_bos = true;
   spec.bos_id = 100000;
-  EXPECT_NE(error_of(spec).find("100000"), std::string::npos);
+  EXPECT_NE(error_of(spec).find("BOS id 100000"), std::string::npos);
+  spec = byte_vocabulary("gpt-2", {});
+  spec.add_eos = true;
+  spec.eos_ids = {100000};
+  EXPECT_NE(error_of(spec).find("EOS id 100000"), std::string::npos);
 }
 
 TEST(Tokenizer, BrokenJsonNeverCrashes) {
@@ -348,13 +434,6 @@ TEST(Tokenizer, HugeIdsInJsonAreRefused) {
   const size_t at = spec.tokenizer_json.find(":264");
   spec.tokenizer_json.replace(at, 4, ":4000000000");
   EXPECT_NE(error_of(spec).find("4000000000"), std::string::npos);
-}
-
-TokenizerSpec with_replaced(TokenizerSpec spec, const std::string& old, const std::string& now) {
-  const size_t at = spec.tokenizer_json.find(old);
-  EXPECT_NE(at, std::string::npos) << old;
-  spec.tokenizer_json.replace(at, old.size(), now);
-  return spec;
 }
 
 const std::string kAs(1000, 'a');

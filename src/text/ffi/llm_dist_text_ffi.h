@@ -48,7 +48,15 @@ typedef struct {
   size_t num_merges;
   llm_dist_ffi_bytes pre_tokenizer; /* GGUF tokenizer.ggml.pre */
   int64_t bos_id;                   /* put in front when special tokens are asked for; -1: none */
+  int64_t eos_id;                   /* likewise behind */
 } llm_dist_ffi_bpe_spec;
+
+typedef struct {
+  bool add_bos; /* put in front when special tokens are asked for */
+  bool add_eos; /* likewise behind */
+  llm_dist_ffi_bytes bos_token;
+  llm_dist_ffi_bytes eos_token;
+} llm_dist_ffi_special_flags;
 
 typedef struct {
   bool add_generation_prompt;
@@ -59,7 +67,10 @@ typedef struct {
   uint64_t timeout_ms;
 } llm_dist_ffi_render_options;
 
+/* `flags` replace the file's post-processor, which stays where they are null or name a token that the
+ * vocabulary lacks. */
 int32_t llm_dist_tokenizer_from_json(llm_dist_ffi_bytes json,
+                                     const llm_dist_ffi_special_flags* flags,
                                      llm_dist_tokenizer** out,
                                      llm_dist_ffi_sink error);
 int32_t llm_dist_tokenizer_from_bpe(const llm_dist_ffi_bpe_spec* spec,

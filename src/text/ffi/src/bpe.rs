@@ -2,10 +2,10 @@
 
 use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
 use tokenizers::models::bpe::{Vocab, BPE};
-use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::abi::{slice, Bytes};
+use crate::post_processor::{put_around, Special};
 use crate::pre_tokenizer::{by_name, Splitter};
 
 const CONTROL: i32 = 3;
@@ -22,8 +22,9 @@ pub struct BpeSpec {
     merges: *const Bytes,
     num_merges: usize,
     pre_tokenizer: Bytes,
-    /// Put in front when special tokens are asked for; -1: none.
+    /// Put in front and behind when special tokens are asked for; -1: none.
     bos_id: i64,
+    eos_id: i64,
 }
 
 fn vocabulary(tokens: &[Bytes]) -> Result<(Vec<String>, Vocab), String> {
@@ -71,19 +72,16 @@ fn add_special(tokenizer: &mut Tokenizer, names: &[String], types: &[i32]) {
     tokenizer.add_tokens(&of_type(USER_DEFINED));
 }
 
-fn put_bos_first(tokenizer: &mut Tokenizer, names: &[String], bos_id: i64) -> Result<(), String> {
-    let id = usize::try_from(bos_id).ok().filter(|id| *id < names.len()).ok_or_else(|| {
-        format!("the GGUF file's BOS id {bos_id} is outside its vocabulary of {} tokens", names.len())
-    })?;
-    let name = names[id].clone();
-    let template = TemplateProcessing::builder()
-        .try_single(vec![name.clone(), "$A".to_string()])
-        .map_err(|e| format!("BOS token '{name}': {e}"))?
-        .special_tokens(vec![(name.clone(), id as u32)])
-        .build()
-        .map_err(|e| format!("BOS token '{name}': {e}"))?;
-    tokenizer.with_post_processor(Some(template));
-    Ok(())
+/// None where `id` is -1.
+fn special_at(names: &[String], id: i64, what: &str) -> Result<Option<Special>, String> {
+    if id < 0 {
+        return Ok(None);
+    }
+    let at = usize::try_from(id)
+        .ok()
+        .filter(|at| *at < names.len())
+        .ok_or_else(|| format!("the GGUF file's {what} id {id} is outside its vocabulary of {} tokens", names.len()))?;
+    Ok(Some(Special { name: names[at].clone(), id: at as u32 }))
 }
 
 /// A token as the file spells it: the text itself (control and user-defined tokens), or in the byte alphabet.
@@ -108,9 +106,7 @@ pub fn build(spec: &BpeSpec) -> Result<(Tokenizer, Vec<Spelling>), String> {
     tokenizer.with_normalizer(normalizer);
     tokenizer.with_decoder(Some(ByteLevelDecoder::default()));
     add_special(&mut tokenizer, &names, types);
-    if spec.bos_id >= 0 {
-        put_bos_first(&mut tokenizer, &names, spec.bos_id)?;
-    }
+    put_around(&mut tokenizer, special_at(&names, spec.bos_id, "BOS")?, special_at(&names, spec.eos_id, "EOS")?)?;
     let is_text = |id: usize| matches!(types.get(id), Some(&CONTROL) | Some(&USER_DEFINED));
     let spellings = names.into_iter().enumerate().map(|(id, name)| Spelling { is_text: is_text(id), name });
     Ok((tokenizer, spellings.collect()))

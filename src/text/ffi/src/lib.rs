@@ -7,6 +7,7 @@ mod bpe;
 mod coverage;
 mod json;
 mod memory;
+mod post_processor;
 mod pre_tokenizer;
 mod template;
 mod tokenizer;

@@ -10,6 +10,7 @@ use tokenizers::{DecoderWrapper, Tokenizer};
 use crate::abi::{guard, slice, Bytes, IdSink, Sink};
 use crate::bpe::{build, BpeSpec, Spelling};
 use crate::coverage::Coverage;
+use crate::post_processor::{replace, SpecialFlags};
 
 /// Ids above this are a damaged file: the tables on the other side are indexed by id.
 const MAX_VOCAB: u32 = 1 << 24;
@@ -151,10 +152,19 @@ fn borrow<'a>(handle: *const Handle) -> &'a Handle {
 }
 
 #[no_mangle]
-pub extern "C" fn llm_dist_tokenizer_from_json(json: Bytes, out: *mut *mut Handle, error: Sink) -> i32 {
+pub extern "C" fn llm_dist_tokenizer_from_json(
+    json: Bytes,
+    flags: *const SpecialFlags,
+    out: *mut *mut Handle,
+    error: Sink,
+) -> i32 {
     guard(error, || {
         let text = json.as_str("tokenizer.json")?;
-        let tokenizer = Tokenizer::from_str(text).map_err(|e| format!("tokenizer.json: {e}"))?;
+        let mut tokenizer = Tokenizer::from_str(text).map_err(|e| format!("tokenizer.json: {e}"))?;
+        // SAFETY: null, or valid for the duration of the call (header contract).
+        if let Some(flags) = unsafe { flags.as_ref() } {
+            replace(&mut tokenizer, flags)?;
+        }
         give(out, Handle::new(tokenizer, Vec::new())?);
         Ok(())
     })
