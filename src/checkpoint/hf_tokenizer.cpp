@@ -121,12 +121,15 @@ bool flag_of(const Json& tokenizer_config, const char* key, bool absent) {
   return found->is_boolean() && found->get<bool>();
 }
 
+// special_tokens_map.json, the older file, goes before a tokenizer_config.json that lists no tokens of its
+// own (added_tokens_decoder), as for transformers.
 std::string special_token(const Json& tokenizer_config,
                           const Json& special_tokens_map,
                           const char* key,
                           const char* absent) {
-  if (tokenizer_config.contains(key)) return token_text(tokenizer_config, key);
-  return special_tokens_map.contains(key) ? token_text(special_tokens_map, key) : absent;
+  const bool mapped = !tokenizer_config.contains("added_tokens_decoder") && special_tokens_map.contains(key);
+  const Json& source = mapped ? special_tokens_map : tokenizer_config;
+  return source.contains(key) ? token_text(source, key) : absent;
 }
 
 void apply_flags(const Json& tokenizer_config, const FlaggedClass& of_class, TokenizerSpec& spec) {

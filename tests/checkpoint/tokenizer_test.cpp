@@ -104,11 +104,25 @@ TEST(HfTokenizer, AClassHasTokensOfItsOwnWhereNoFileNamesThem) {
   config["eos_token"] = {{"__type", "AddedToken"}, {"content", "<end>"}};
   EXPECT_EQ(read_with(config).bos_token, "");
   EXPECT_EQ(read_with(config).eos_ids, std::vector<int32_t>{7});
+}
+
+TEST(HfTokenizer, TheMapNamesTokensUntilTheConfigListsThem) {
   TempDir dir;
   write_file(dir / "tokenizer.json", kTokenizerJson);
-  write_file(dir / "tokenizer_config.json", R"({"tokenizer_class":"LlamaTokenizer"})");
-  write_file(dir / "special_tokens_map.json", R"({"bos_token":"<end>"})");
-  EXPECT_EQ(read_hf_tokenizer(dir.path())->bos_token, "<end>");
+  write_file(dir / "special_tokens_map.json", R"({"bos_token":{"content":"<end>"}})");
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({})", "<end>"},
+      {R"({"bos_token":"<s>"})", "<end>"},
+      {R"({"bos_token":null})", "<end>"},
+      {R"({"tokenizer_class":"LlamaTokenizer"})", "<end>"},
+      {R"({"added_tokens_decoder":{},"bos_token":"<s>"})", "<s>"},
+      {R"({"added_tokens_decoder":{}})", ""},
+      {R"({"added_tokens_decoder":{},"tokenizer_class":"LlamaTokenizer"})", "<s>"},
+  };
+  for (const auto& [config, bos] : cases) {
+    write_file(dir / "tokenizer_config.json", config);
+    EXPECT_EQ(read_hf_tokenizer(dir.path())->bos_token, bos) << config;
+  }
 }
 
 TEST(HfTokenizer, ConfigIsReadBack) {
