@@ -106,25 +106,19 @@ Status ModelRunner::execute(const sched::StepPlan& plan) {
   receive_activations(step);
   parts_.model->plan(step.view);
   Tensor out = bucket > 0 ? graphs_.replay(GraphPart::kForward, bucket, stream()) : forward(step);
-  bool samples = step.view.num_samples > 0;
-  if (!mesh().last_stage()) {
+  if (mesh().last_stage()) {
+    if (parts_.hooks.on_logits) parts_.hooks.on_logits(plan, out, stream());
+    const Tensor records = records_of(out, step, bucket);
+    note_work_end();
+    hand_over(records, step);
+  } else {
     note_work_end();
     parts_.context.ops->observed(CallKind::kCopy, "hand_off", out.dim(0), [&](device::Stream& from) {
       parts_.lanes->to_next->send(out, from);
     });
-  } else if (parts_.hooks.on_logits) {
-    parts_.hooks.on_logits(plan, out, stream());
-  }
-  if (mesh().last_stage() && samples) {
-    bool replays = bucket > 0 && step.greedy_only;
-    const Tensor records = replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(out, step);
-    note_work_end();
-    hand_over(records, step);
-  } else if (mesh().last_stage()) {
-    note_work_end();
   }
   if (parts_.hooks.profile != nullptr) parts_.hooks.profile->end(stream());
-  if (mesh().first_stage() && !mesh().last_stage() && samples) {
+  if (mesh().first_stage() && !mesh().last_stage()) {
     return_tokens(step);
   } else {
     stream().record(*entry.done);
@@ -237,12 +231,21 @@ Tensor ModelRunner::sample(const Tensor& logits, const PreparedStep& step) {
   return records;
 }
 
-// To the first stage, or on a rank that is first and last to its own host.
+// A step without samples has a record that nobody reads.
+Tensor ModelRunner::records_of(const Tensor& logits, const PreparedStep& step, int64_t bucket) {
+  if (step.view.num_samples == 0) return parts_.sampler->blank_record();
+  bool replays = bucket > 0 && step.greedy_only;
+  return replays ? graphs_.replay(GraphPart::kSample, bucket, stream()) : sample(logits, step);
+}
+
+// To the first stage, which learns from it that the step has run, or on a rank that is first and last to its
+// own host.
 void ModelRunner::hand_over(const Tensor& records, const PreparedStep& step) {
   if (!mesh().first_stage()) {
     parts_.lanes->tokens_to_first->send(records, stream());
     return;
   }
+  if (step.view.num_samples == 0) return;
   Tensor host = records;
   host.data = in_flight(step.step).results.data();
   parts_.context.ops->observed(CallKind::kCopy, "copy_tokens", records.dim(0), [&](device::Stream& from) {
@@ -250,16 +253,21 @@ void ModelRunner::hand_over(const Tensor& records, const PreparedStep& step) {
   });
 }
 
-// On the first stage of several: the tokens come over their own lane, straight to the host too.
+// On the first stage of several: the tokens come over their own lane, straight to the host too. A step is
+// done when all stages have run it, so one without samples waits for its record as well.
 void ModelRunner::return_tokens(const PreparedStep& step) {
   InFlight& entry = in_flight(step.step);
   parallel::Lane& lane = *parts_.lanes->tokens_from_last;
-  entry.transfer = lane.post_receive(records_like(step.view.num_samples));
-  entry.returns = true;
+  entry.returns = step.view.num_samples > 0;
+  entry.transfer = lane.post_receive(records_like(std::max<int64_t>(1, step.view.num_samples)));
   Tensor arrived = lane.received(entry.transfer, lane.stream());
-  Tensor host = arrived;
-  host.data = entry.results.data();
-  lane.stream().copy(host, arrived);
+  if (entry.returns) {
+    Tensor host = arrived;
+    host.data = entry.results.data();
+    lane.stream().copy(host, arrived);
+  } else {
+    lane.release(entry.transfer, lane.stream());
+  }
   lane.stream().record(*entry.done);
 }
 

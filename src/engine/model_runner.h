@@ -55,8 +55,9 @@ class ModelRunner {
   // Issues one step.
   Status execute(const sched::StepPlan& plan);
 
-  // First stage: the records of step `step`'s samples, in plan order; waits for them. Steps are collected in
-  // order, each once, and before max_steps_in_flight more are executed. The span is valid until then.
+  // First stage: the records of step `step`'s samples, in plan order; waits until every stage has run it.
+  // Steps are collected in order, each once, and before max_steps_in_flight more are executed. The span is
+  // valid until then.
   Result<std::span<const kernels::SampleRecord>> collect(uint64_t step, Deadline deadline);
   // Whether collect(step) would not wait.
   bool complete(uint64_t step) const;
@@ -74,7 +75,7 @@ class ModelRunner {
     uint64_t step = 0;
     int64_t num_real_samples = 0;
     uint64_t transfer = 0;  // number on the token lane
-    bool returns = false;   // sampled tokens come over the lane
+    bool returns = false;   // sampled tokens come over it, not only word that the step has run
     bool applied = false;   // and stand in the history
     Tensor slots;
     Tensor positions;
@@ -100,6 +101,7 @@ class ModelRunner {
   Result<Tensor> run_padding(PreparedStep& step);  // waits for it; what forward() returned
   // Tokens of `logits`, into the history; their records.
   Tensor sample(const Tensor& logits, const PreparedStep& step);
+  Tensor records_of(const Tensor& logits, const PreparedStep& step, int64_t bucket);  // last stage
   void hand_over(const Tensor& records, const PreparedStep& step);
   void note_begin(const PreparedStep& step);
   void note_work_end();

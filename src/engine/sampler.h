@@ -15,6 +15,8 @@ class Sampler {
   // logits: f32 [num_samples, shard]; history: i32 [num_slots, max_model_len].
   // Returns i32 [num_samples, kSampleRecordWords], the same on every rank of the tensor group.
   Tensor sample(const Tensor& logits, const PreparedStep& step, const Tensor& history) const;
+  // For a step without samples, in the place of their records: what it holds means nothing.
+  Tensor blank_record() const { return context_.arena->get(records_, 1, kernels::kSampleRecordWords); }
 
  private:
   void gather(const Tensor& mine, const Tensor& all) const;  // over the tensor group

@@ -73,24 +73,27 @@ class SlotObserver : public kernels::OpObserver {
   int64_t num_calls_ = 0;
 };
 
-void expect_stages_at_work_together(const GoldenCase& golden, int pp) {
-  constexpr int kTokens = 20;
-  Slots slots(pp, (kTokens - 3) * pp);
+void expect_stages_at_work_together(const GoldenCase& golden,
+                                    const EngineOptions& options,
+                                    const std::vector<sched::SequenceRequest>& requests,
+                                    int num_slots) {
+  const int pp = options.layout.pp;
+  Slots slots(pp, num_slots);
   std::vector<std::unique_ptr<SlotObserver>> observers;
   for (int stage = 0; stage < pp; ++stage)
     observers.push_back(
         std::make_unique<SlotObserver>(slots, stage, golden.checkpoint->config().num_layers / pp));
   auto hooks = [&](int rank) { return EngineHooks{.observer = observers[static_cast<size_t>(rank)].get()}; };
-  auto replica = start(golden, {.engine = golden_options({.tp = 1, .pp = pp}), .hooks = hooks});
-  // As many sequences as stages, all there before the first of them runs.
+  auto replica = start(golden, {.engine = options, .hooks = hooks});
+  // All are there before the first of them runs.
   auto earlier = std::make_shared<HoldingSink>(1);
   ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2}, 1), earlier).ok());
   ASSERT_TRUE(earlier->wait_for_tokens(1, 60));
   for (auto& observer : observers) observer->open();
   std::vector<std::shared_ptr<OutputSink>> sinks;
-  for (int i = 0; i < pp; ++i) {
+  for (const sched::SequenceRequest& request : requests) {
     sinks.push_back(std::make_shared<OutputSink>());
-    ASSERT_TRUE(replica->engine().submit(greedy_request({1, 2, 3}, kTokens), sinks.back()).ok());
+    ASSERT_TRUE(replica->engine().submit(request, sinks.back()).ok());
   }
   earlier->release();
   for (const auto& sink : sinks) {
@@ -100,11 +103,75 @@ void expect_stages_at_work_together(const GoldenCase& golden, int pp) {
   EXPECT_TRUE(slots.all_met());
 }
 
+// As many sequences as stages.
 TEST(Stages, AllWorkAtTheSameTime) {
+  constexpr int kTokens = 20;
   GoldenCase golden = load_golden("llama3");
   for (int pp : {2, 4}) {
     SCOPED_TRACE(format("{} stages", pp));
-    expect_stages_at_work_together(golden, pp);
+    const std::vector<sched::SequenceRequest> requests(static_cast<size_t>(pp),
+                                                       greedy_request({1, 2, 3}, kTokens));
+    expect_stages_at_work_together(golden, golden_options({.tp = 1, .pp = pp}), requests, (kTokens - 3) * pp);
+  }
+}
+
+// A prompt in steps of two tokens.
+EngineOptions options_for_chunks(const parallel::Layout& layout) {
+  EngineOptions options = golden_options(layout);
+  options.max_num_seqs = options.max_num_batched_tokens = 2;
+  return options;
+}
+constexpr int kChunks = 30;
+sched::SequenceRequest request_of_chunks() { return greedy_request(std::vector<int32_t>(2 * kChunks, 3), 2); }
+
+TEST(Stages, AllReadAPromptAtTheSameTime) {
+  GoldenCase golden = load_golden("llama3");
+  for (int pp : {2, 4}) {
+    SCOPED_TRACE(format("{} stages", pp));
+    expect_stages_at_work_together(
+        golden, options_for_chunks({.tp = 1, .pp = pp}), {request_of_chunks()}, kChunks - 2);
+  }
+}
+
+// Makes its stage late, and looks which steps have ended before they come to it.
+class LateStage : public kernels::OpObserver {
+ public:
+  explicit LateStage(int64_t num_layers) : num_layers_(num_layers) {}
+  void open(Engine& engine) { engine_ = &engine; }
+  void before(const kernels::OpCall& call, device::Stream& stream) override {
+    if (engine_ == nullptr || !std::holds_alternative<const kernels::AttentionParams*>(call.params)) return;
+    if (num_calls_++ % num_layers_ != 0) return;
+    device::as_cpu(stream).enqueue([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (static_cast<int64_t>(engine_.load()->stats().steps) > num_steps_++) ended_early_ = true;
+    });
+  }
+  void after(const kernels::OpCall&, device::Stream&) override {}
+  bool ended_early() const { return ended_early_; }
+
+ private:
+  const int64_t num_layers_;
+  std::atomic<Engine*> engine_{nullptr};
+  int64_t num_calls_ = 0;
+  int64_t num_steps_ = 0;  // that this stage has run
+  std::atomic<bool> ended_early_{false};
+};
+
+// Also one that samples nothing: how long steps take, what is in flight and when a prompt has been read
+// follow from it.
+TEST(Stages, AStepEndsWhenTheLastStageHasRunIt) {
+  GoldenCase golden = load_golden("llama3");
+  for (const parallel::Layout layout :
+       {parallel::Layout{.tp = 1, .pp = 2}, parallel::Layout{.tp = 1, .pp = 4}, {.tp = 2, .pp = 2}}) {
+    SCOPED_TRACE(format("TP {} PP {}", layout.tp, layout.pp));
+    LateStage late(golden.checkpoint->config().num_layers / layout.pp);
+    const int last = layout.tp * (layout.pp - 1);
+    auto hooks = [&](int rank) { return EngineHooks{.observer = rank == last ? &late : nullptr}; };
+    auto replica = start(golden, {.engine = options_for_chunks(layout), .hooks = hooks});
+    late.open(replica->engine());
+    EXPECT_EQ(replica->generate({request_of_chunks()}).front().tokens.size(), 2u);
+    EXPECT_GE(replica->engine().stats().steps, uint64_t{kChunks});
+    EXPECT_FALSE(late.ended_early());
   }
 }
 
