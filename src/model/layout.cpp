@@ -44,6 +44,13 @@ std::string short_name(const Layout& layout) {
   return std::to_string(layout.tp) + "x" + std::to_string(layout.pp);
 }
 
+// "4x2, 2x4"
+std::string short_names(const std::vector<Layout>& layouts) {
+  std::string names;
+  for (const Layout& layout : layouts) names += (names.empty() ? "" : ", ") + short_name(layout);
+  return names.empty() ? "none; start another number of ranks" : names;
+}
+
 // Heads of the busiest rank against the mean: 1 is even.
 double imbalance(const checkpoint::ModelConfig& config, int tp) {
   int64_t most = 0;
@@ -72,15 +79,11 @@ std::vector<Layout> layouts_that_fit(const Checkpoint& checkpoint, int world_siz
 Status check_layout(const Checkpoint& checkpoint, const Layout& layout) {
   std::string why = misfit(checkpoint, layout);
   if (why.empty()) return ok_status();
-  std::string fitting;
-  for (const Layout& other : layouts_that_fit(checkpoint, layout.world_size())) {
-    fitting += (fitting.empty() ? "" : ", ") + short_name(other);
-  }
   return invalid_argument(format("layout TP×PP {} is impossible: {}. {} ranks fit as: {}",
                                  short_name(layout),
                                  why,
                                  layout.world_size(),
-                                 fitting.empty() ? "none; start another number of ranks" : fitting));
+                                 short_names(layouts_that_fit(checkpoint, layout.world_size()))));
 }
 
 Result<LayoutChoice> choose_layout(
@@ -102,9 +105,20 @@ Result<LayoutChoice> choose_layout(
     RETURN_IF_ERROR(check_layout(checkpoint, asked));
     return LayoutChoice{asked, "as asked"};
   }
-  std::vector<Layout> fitting = layouts_that_fit(checkpoint, world_size);
+  const std::vector<Layout> possible = layouts_that_fit(checkpoint, world_size);
+  if (possible.empty()) return check_layout(checkpoint, {.tp = world_size, .pp = 1});
+  std::vector<Layout> fitting = possible;
   std::erase_if(fitting, [&](const Layout& layout) { return ranks_per_node % layout.tp != 0; });
-  if (fitting.empty()) return check_layout(checkpoint, {.tp = std::min(world_size, ranks_per_node), .pp = 1});
+  if (fitting.empty()) {
+    return invalid_argument(
+        format("{} ranks fit as no layout whose tensor groups stay inside a node, with a tp that divides {}: "
+               "the model has {} layers and {} heads. With groups that span nodes they fit as: {} (--layout)",
+               world_size,
+               ranks_per_node,
+               checkpoint.config().num_layers,
+               checkpoint.config().num_heads,
+               short_names(possible)));
+  }
   // A pipeline only helps throughput: prefer the widest group unless it leaves ranks half idle.
   constexpr double kTolerableImbalance = 1.5;
   Layout best = fitting.front();

@@ -24,7 +24,8 @@ struct LayoutChoice {
 };
 
 // Tensor groups stay inside a node: the largest fitting tp that divides ranks_per_node and shares the heads
-// most evenly, stages over the rest. tp or pp, when positive, are kept.
+// most evenly, stages over the rest. tp or pp, when positive, are kept, wherever the nodes end.
+// ranks_per_node: what divides every node's ranks.
 Result<LayoutChoice> choose_layout(
     const checkpoint::Checkpoint& checkpoint, int world_size, int ranks_per_node, int tp, int pp);
 

@@ -99,5 +99,15 @@ TEST(ChooseLayout, NothingFits) {
   EXPECT_NE(status.message().find("another number of ranks"), std::string::npos) << status.message();
 }
 
+// A group of three would do for the model, but spans the nodes.
+TEST(ChooseLayout, MoreNodesThanLayers) {
+  auto model = model_of({.num_layers = 2});
+  Status status = choose_layout(*model, 3, 1, 0, 0).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("2 layers and 8 heads"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("fit as: 3x1"), std::string::npos) << status.message();
+  EXPECT_TRUE(choose_layout(*model, 3, 1, 3, 0).ok());
+}
+
 }  // namespace
 }  // namespace llm_dist::model
