@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +31,10 @@ double quota_of(const std::string& folder) {
     period = read_or_0(std::ifstream(folder + "/cpu.cfs_period_us"));
   }
   return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+bool same_node(const comm::HostInfo& a, const comm::HostInfo& b) {
+  return a.hostname == b.hostname && a.boot_id == b.boot_id;
 }
 
 }  // namespace
@@ -74,16 +79,37 @@ void bind_to_share(int local_rank, int local_size) {
   sched_setaffinity(0, sizeof set, &set);
 }
 
+// No group may lie over the first rank of a node that follows another, nor over the last.
+int ranks_per_node(std::span<const comm::HostInfo> hosts) {
+  size_t common = hosts.size();
+  for (size_t rank = 1; rank < hosts.size(); ++rank)
+    if (!same_node(hosts[rank - 1], hosts[rank])) common = std::gcd(common, rank);
+  return static_cast<int>(common);
+}
+
+std::string group_across_nodes(std::span<const comm::HostInfo> hosts, int tp) {
+  for (size_t rank = 1; rank < hosts.size(); ++rank) {
+    const size_t within = rank % static_cast<size_t>(tp);
+    if (within == 0 || same_node(hosts[rank - 1], hosts[rank])) continue;
+    return format("ranks {} to {}: {} is on {}, {} on {}",
+                  rank - within,
+                  rank - within + static_cast<size_t>(tp) - 1,
+                  rank - 1,
+                  hosts[rank - 1].hostname,
+                  rank,
+                  hosts[rank].hostname);
+  }
+  return "";
+}
+
 RankResources cpu_resources(const comm::World& world) {
   constexpr int64_t kDefaultKvBytes = int64_t{4} << 30;
   const comm::RankInfo& info = world.rank_info();
   int local_size = world.hosts()[static_cast<size_t>(info.rank)].local_size;
-  int smallest_node = local_size;
-  for (const comm::HostInfo& host : world.hosts()) smallest_node = std::min(smallest_node, host.local_size);
   __builtin_cpu_init();
   const device::MemoryInfo memory = device::memory_of_rank(local_size);
   return {.world_size = info.size,
-          .ranks_per_node = smallest_node,
+          .ranks_per_node = ranks_per_node(world.hosts()),
           .threads = threads_per_rank(local_size),
           .bf16_arithmetic = __builtin_cpu_supports("avx512bf16") != 0,
           .memory_bytes = memory.free_bytes,

@@ -21,6 +21,12 @@ double quota_cpus(const std::string& root = "");
 // the same ones, and no more than the cgroup's quota. At least 1.
 int threads_per_rank(int local_size);
 
+// The largest size of tensor groups, which are runs of consecutive ranks, that keeps all of them inside a
+// node, whatever divides it too. `hosts`: by rank.
+int ranks_per_node(std::span<const comm::HostInfo> hosts);
+// Empty where groups of `tp` ranks stay inside a node; else which of them does not, for a warning.
+std::string group_across_nodes(std::span<const comm::HostInfo> hosts, int tp);
+
 // The CPU's share for this rank.
 RankResources cpu_resources(const comm::World& world);
 

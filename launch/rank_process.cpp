@@ -208,6 +208,13 @@ Status RankProcess::prepare(const EngineFlags& flags, bool sees_ops) {
         format("--kv-cache-dtype {} beside activations in {}: GPUs keep the cache as those, or in fp8",
                flags.memory.kv_cache_dtype,
                options.dtype));
+  if (const std::string across = group_across_nodes(world_->hosts(), options.layout.tp);
+      leads() && !across.empty())
+    log_warning(
+        "a tensor group spans nodes ({}), so that every layer waits for the network. Groups of {} "
+        "would stay inside a node",
+        across,
+        ranks_per_node(world_->hosts()));
   if (leads() && std::ranges::any_of(flags.scheduler.cuda_graph_sizes,
                                      [&](int64_t size) { return size > options.max_decodes(); }))
     log_warning("--cuda-graph-sizes: none above {}, the most sequences that a step decodes",

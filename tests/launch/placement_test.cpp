@@ -41,6 +41,29 @@ TEST(QuotaCpus, Version1) {
   EXPECT_EQ(quota_cpus(system.root()), 1);
 }
 
+// By rank, a letter a node.
+std::vector<comm::HostInfo> nodes(std::string_view letters) {
+  std::vector<comm::HostInfo> hosts;
+  for (const char letter : letters) hosts.push_back({.hostname = std::string(1, letter), .boot_id = "same"});
+  return hosts;
+}
+
+TEST(RanksPerNode, DivideEachNode) {
+  EXPECT_EQ(ranks_per_node(nodes("aaaa")), 4);
+  EXPECT_EQ(ranks_per_node(nodes("aaaabbbb")), 4);
+  EXPECT_EQ(ranks_per_node(nodes("aabbbb")), 2);
+  EXPECT_EQ(ranks_per_node(nodes("aaaabb")), 2);
+  EXPECT_EQ(ranks_per_node(nodes("aaabbbbb")), 1);
+  EXPECT_EQ(ranks_per_node(nodes("abab")), 1) << "mpirun --map-by node";
+}
+
+TEST(GroupAcrossNodes, IsNamed) {
+  EXPECT_EQ(group_across_nodes(nodes("aabbbb"), 2), "");
+  EXPECT_EQ(group_across_nodes(nodes("aaabbb"), 1), "");
+  EXPECT_EQ(group_across_nodes(nodes("aaaabb"), 3), "ranks 3 to 5: 3 is on a, 4 on b");
+  EXPECT_EQ(group_across_nodes(nodes("aabb"), 4), "ranks 0 to 3: 1 is on a, 2 on b");
+}
+
 DeviceCard sent(DeviceCard card) { return unpack_device_card(pack(card)); }
 
 TEST(SharedDevices, EachRankHasAGpuOfItsOwn) {
