@@ -253,6 +253,7 @@ void read_unserved(Fields& fields) {
     fields.fail(unimplemented(format("{}: hidden_act {}; silu is served", fields.origin(), activation)));
 }
 
+// Into a valid config: what is wrong with it afterwards comes from this file.
 Status read_generation_config(const std::string& path, ModelConfig& config) {
   auto json = parse_object(path);
   if (!json.ok() && json.status().code() == StatusCode::kNotFound) return ok_status();
@@ -269,7 +270,8 @@ Status read_generation_config(const std::string& path, ModelConfig& config) {
   for (int32_t id : fields.ids("eos_token_id")) add_unique(config.eos_ids, id);
   auto bos = fields.ids("bos_token_id");
   if (!config.bos_id && !bos.empty()) config.bos_id = bos.front();
-  return fields.status();
+  RETURN_IF_ERROR(fields.status());
+  return validate(config, path);
 }
 
 // A float that stands for a short decimal (1e-5 stored as f32) is written as that decimal.
@@ -372,8 +374,8 @@ Result<HfConfig> read_hf_config(const std::string& directory) {
   RETURN_IF_ERROR(fields.status());
   RETURN_IF_ERROR(read_rope(fields, config.rope));
   RETURN_IF_ERROR(fields.status());
-  RETURN_IF_ERROR(read_generation_config(directory + "/generation_config.json", config));
   RETURN_IF_ERROR(validate(config, path));
+  RETURN_IF_ERROR(read_generation_config(directory + "/generation_config.json", config));
   return result;
 }
 

@@ -173,6 +173,15 @@ TEST(HfConfig, BadFieldsAreNamed) {
     expect_failure(read_with(c.patch), StatusCode::kInvalidArgument, {"config.json", c.word});
 }
 
+TEST(HfConfig, BadGenerationDefaultsAreNamed) {
+  for (const char* field : {"eos_token_id", "bos_token_id"}) {
+    const Json config = {{"bos_token_id", nullptr}};
+    const std::string word = format("{} = 50", field);
+    expect_failure(
+        read_with(config, {{field, 50}}), StatusCode::kInvalidArgument, {"generation_config.json", word});
+  }
+}
+
 TEST(HfConfig, KnownButNotServed) {
   expect_failure(read_with({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}}}),
                  StatusCode::kUnimplemented,
