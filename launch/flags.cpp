@@ -18,6 +18,8 @@ namespace {
 // In smaller steps each rank norms all rows itself, in the kernel that sums them up, which takes fewer trips
 // between GPUs (comm/p2p/norm_sum.cu: of up to 256 rows).
 constexpr int64_t kSequenceParallelTokens = 257;
+// A block of more holds room that no sequence uses.
+constexpr int64_t kMostBlockTokens = 65536;
 
 bool holds_quantized(const checkpoint::Checkpoint& checkpoint) {
   const checkpoint::TensorInfo* tensor = checkpoint.find("model.layers.0.mlp.down_proj.weight");
@@ -194,7 +196,7 @@ void add_engine_flags(CLI::App& app, EngineFlags& flags) {
           "--kv-cache-dtype", memory.kv_cache_dtype, "auto (as activations), fp8, bfloat16, float16, float32")
       ->capture_default_str();
   group->add_option("--block-size", memory.block_size, "Tokens of a KV block")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, kMostBlockTokens))
       ->capture_default_str();
 
   SchedulerFlags& scheduler = flags.scheduler;

@@ -68,6 +68,7 @@ class OneHost(unittest.TestCase):
         for flags, words in ((["--nnodes", 2], "--master-addr"),
                              (["--nnodes", 2, "--node-rank", 2, "--master-addr", "127.0.0.1"], "numbered from 0"),
                              (["--node-rank", 1], "--nnodes"),
+                             (["--block-size", 2**62], "--block-size: Value 4611686018427387904 not in range"),
                              (["--nnodes", 2, "--master-addr", "192.0.2.1"], "LLM_DIST_LAUNCH_SECRET")):
             with self.subTest(flags=flags):
                 done = run(["generate", harness.smollm(), "--prompt", "x", *flags])
