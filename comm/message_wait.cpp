@@ -14,6 +14,10 @@ constexpr Duration kYieldFor = std::chrono::milliseconds(1);
 // Then a sleep is a share of the wait so far, and makes it longer by no more: whoever waits for a whole step
 // leaves the core to those who compute it.
 constexpr int kSleepShare = 16;
+// A decode comes through the stages in some milliseconds and is to lose little time in each. Once a sleep is
+// shorter than this share of the wait, as in a prompt's steps, it grows again.
+constexpr int kLongSleepShare = 64;
+constexpr Duration kShortWaitSleep = std::chrono::microseconds(200);
 constexpr int kPollsBetweenNotices = 64;
 // Longer than peers on one core take between messages, shorter than a time slice (about 3 ms).
 constexpr Duration kSlice = std::chrono::microseconds(800);
@@ -32,6 +36,12 @@ Status no_word(MessageChannel& channel, const MessageWait& wait, std::string_vie
 
 }  // namespace
 
+Duration Backoff::sleep_after(Duration waited, Duration longest) {
+  const Duration sleep =
+      std::max<Duration>(std::min<Duration>(waited / kSleepShare, kShortWaitSleep), waited / kLongSleepShare);
+  return std::clamp(sleep, kShortestSleep, longest);
+}
+
 void Backoff::pause(Duration waited) {
   TimePoint before = Clock::now();
   if (waited < kYieldFor && before >= shared_until_) {
@@ -44,7 +54,7 @@ void Backoff::pause(Duration waited) {
     prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
     wakes_on_time_ = true;
   }
-  std::this_thread::sleep_for(std::clamp<Duration>(waited / kSleepShare, kShortestSleep, longest_sleep_));
+  std::this_thread::sleep_for(sleep_after(waited, longest_sleep_));
 }
 
 Status wait_for_messages(MessageChannel& channel,

@@ -27,9 +27,11 @@ class Backoff {
   // Sleeps are never longer than `longest_sleep`.
   explicit Backoff(Duration longest_sleep = kLongestSleep) : longest_sleep_(longest_sleep) {}
   void pause(Duration waited);
+  // Of one who has waited for so long and no longer yields; at most `longest`.
+  static Duration sleep_after(Duration waited, Duration longest);
 
   static constexpr Duration kShortestSleep = std::chrono::microseconds(20);
-  static constexpr Duration kLongestSleep = std::chrono::microseconds(200);
+  static constexpr Duration kLongestSleep = std::chrono::milliseconds(2);
 
  private:
   Duration longest_sleep_;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "comm/message_wait.h"
+
 namespace llm_dist::comm {
 namespace {
 
@@ -93,6 +95,19 @@ void go_on_with(const std::vector<Started>& withdrawn) {
 }
 
 // In its first round, of lengths, and in its second.
+// Whoever waits loses little time by it, and who waits for a long time looks seldom.
+TEST(Backoff, SleepsForAShareOfTheWait) {
+  using namespace std::chrono_literals;
+  const auto after = [](Duration waited) { return Backoff::sleep_after(waited, Backoff::kLongestSleep); };
+  EXPECT_EQ(after(100us), 20us);
+  EXPECT_EQ(after(1600us), 100us);
+  EXPECT_EQ(after(5ms), 200us);
+  EXPECT_EQ(after(12ms), 200us);
+  EXPECT_EQ(after(64ms), 1ms);
+  EXPECT_EQ(after(1min), 2ms);
+  EXPECT_EQ(Backoff::sleep_after(1min, Backoff::kShortestSleep), 20us);
+}
+
 TEST(MessageWorld, KeepsTheMemoryOfAGatherThatWasWithdrawn) {
   for (int answers : {0, 1}) {
     auto wire = std::make_shared<Wire>();
