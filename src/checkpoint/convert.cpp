@@ -42,6 +42,8 @@ TensorToWrite converted(const Checkpoint& checkpoint,
     for (int64_t i = 0; i < count; ++i) {
       dequantize_row(tensor.scheme, stored.data() + i * tensor.row_bytes(), values.data(), tensor.cols);
       if (scales) scales->apply(row + i, 0, values.data(), tensor.cols);
+      if (dtype == DType::kF16)
+        RETURN_IF_ERROR(check_fits_f16(tensor.name, row + i, values.data(), tensor.cols));
       quantize_row(
           scheme_of(dtype), values.data(), destination + i * tensor.cols * dtype_bytes(dtype), tensor.cols);
     }

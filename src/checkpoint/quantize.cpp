@@ -124,6 +124,18 @@ void quantize_row(WeightScheme scheme, const float* values, std::byte* row, int6
     quantize_block(scheme, values + block * traits.block_values, row + block * traits.block_bytes);
 }
 
+Status check_fits_f16(std::string_view tensor, int64_t row, const float* values, int64_t k) {
+  constexpr auto kRoundsToInfinity = std::bit_cast<uint32_t>(65520.0f);
+  constexpr auto kInfinity = std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
+  const uint32_t largest = largest_magnitude_bits(values, k);
+  if (largest < kRoundsToInfinity || largest >= kInfinity) return ok_status();
+  return data_loss(
+      format("tensor {} row {} holds a value of {}, and float16 ends at 65504: take --dtype bfloat16",
+             tensor,
+             row,
+             std::bit_cast<float>(largest)));
+}
+
 float f8_row_scale(const float* values, int64_t k) {
   const uint32_t largest = largest_magnitude_bits(values, k);
   if (largest == 0) return 1.0f;

@@ -84,6 +84,9 @@ Status WeightReader::Transfer::convert_row(int64_t row,
   if (source->scales) source->scales->apply(row_of_tensor, col_begin, floats.data(), col_count);
   const float* wanted = floats.data() + (read.piece->col_begin - col_begin);
   if (!has_row_scales(read.to)) {
+    if (read.to == WeightScheme::kF16)
+      RETURN_IF_ERROR(
+          checkpoint::check_fits_f16(read.piece->tensor, row_of_tensor, wanted, read.piece->col_count));
     checkpoint::quantize_row(read.to, wanted, out, read.piece->col_count);
     return ok_status();
   }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -273,6 +274,28 @@ TEST(Convert, GgufBecomesAHuggingFaceDirectory) {
   write_file(std::filesystem::path(dir / "parts") / "model.safetensors.index.json", "{}");
   expect_failure(
       convert_to_hf(**gguf, "", dir / "parts", DType::kF32), StatusCode::kFailedPrecondition, {"index.json"});
+}
+
+TEST(Convert, WhatFloat16CannotHoldIsRefused) {
+  TempDir dir;
+  write_tiny_hf(dir);
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  std::string file = read_file(dir / "model.safetensors");
+  {
+    auto checkpoint = Checkpoint::open(dir.path());
+    ASSERT_OK(checkpoint);
+    const TensorInfo* tensor = (*checkpoint)->find(name);
+    ASSERT_NE(tensor, nullptr);
+    const float large = 1e5f;
+    std::memcpy(file.data() + tensor->offset + 7 * tensor->row_bytes(), &large, sizeof large);
+  }
+  write_file(dir / "model.safetensors", file);
+  auto checkpoint = Checkpoint::open(dir.path());
+  ASSERT_OK(checkpoint);
+  expect_failure(convert_to_hf(**checkpoint, "", dir / "f16", DType::kF16),
+                 StatusCode::kDataLoss,
+                 {name + " row 7 ", "bfloat16"});
+  ASSERT_OK(convert_to_hf(**checkpoint, "", dir / "bf16", DType::kBF16));
 }
 
 TEST(Progress, LineHoldsRateAndTimeLeft) {

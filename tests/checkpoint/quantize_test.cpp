@@ -90,6 +90,21 @@ TEST(Quantize, ConstantBlocksSurvive) {
   }
 }
 
+TEST(Quantize, F16IsRefusedWhereAValueWouldBecomeInfinity) {
+  for (const float fits : {65504.0f, -65504.0f, 65519.0f}) {  // the last rounds to 65504
+    const std::vector<float> row = {1.0f, fits, 2.0f};
+    EXPECT_TRUE(check_fits_f16("w", 3, row.data(), 3).ok()) << fits;
+  }
+  for (const float too_large : {65520.0f, -1e30f}) {
+    const std::vector<float> row = {1.0f, too_large, 2.0f};
+    const Status status = check_fits_f16("w", 3, row.data(), 3);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << too_large;
+    EXPECT_NE(status.message().find("tensor w row 3 "), std::string::npos) << status.message();
+  }
+  const std::vector<float> infinite = {1.0f, HUGE_VALF, 1e30f};
+  EXPECT_TRUE(check_fits_f16("w", 3, infinite.data(), 3).ok()) << "so it stands in the checkpoint";
+}
+
 // The row's largest magnitude becomes 448, the others the nearest of 448's fractions.
 TEST(Quantize, F8RowByHand) {
   const std::vector<float> row = {-112.0f, 0.0f, 56.0f, 0.25f, 0x1p-11f, 1.0625f * 0.25f};

@@ -247,6 +247,24 @@ TEST_F(LoaderTest, WhatIsNotFiniteIsRefused) {
   }
 }
 
+TEST_F(LoaderTest, WhatFloat16CannotHoldIsRefused) {
+  constexpr HeldWeights kHalf{.activation_dtype = DType::kF16, .linear = {}};
+  kernels::OpTable dense_only = kernels::cpu_ops();  // as GPUs'
+  dense_only.takes_weight = [](WeightScheme scheme, DType dtype) { return scheme == scheme_of(dtype); };
+  const std::vector<parallel::WeightPiece> pieces = {{kDown, 0, kHidden, 0, kInner}};
+  Model model;
+  model.set(kDown, 17 * kInner + 5, to_bf16(-65536.0f));
+  auto checkpoint = model.open();
+  auto loaded = load(*checkpoint, pieces, true, kHalf, dense_only);
+  EXPECT_EQ(loaded->status.code(), StatusCode::kDataLoss);
+  for (const std::string& word : {kDown + " row 17 ", std::string("65536"), std::string("--dtype bfloat16")})
+    EXPECT_NE(loaded->status.message().find(word), std::string::npos) << loaded->status.message();
+  EXPECT_TRUE(load(*checkpoint, pieces, true, kAsStored, dense_only)->status.ok());
+  // So it stands in the checkpoint.
+  model.set(kDown, 17 * kInner + 5, to_bf16(HUGE_VALF));
+  EXPECT_TRUE(load(*model.open(), pieces, true, kHalf, dense_only)->status.ok());
+}
+
 TEST_F(LoaderTest, CodesWithAScaleARowAreTakenAsTheyAre) {
   Model model;
   std::vector<float> by_row(kHidden);
