@@ -1,6 +1,8 @@
 #include "src/http/async_client.h"
 
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <optional>
@@ -39,6 +41,8 @@ class AsyncClient::Impl {
   void call_at(TimePoint when, std::function<void()> callback);
   void cancel_all();
   bool run(Deadline deadline);
+  void run_one(Deadline deadline);
+  void wake();
 
  private:
   Status prepare(Exchange& exchange);
@@ -54,6 +58,7 @@ class AsyncClient::Impl {
   std::set<ExchangePtr> open_;
   std::set<TimerPtr> timers_;
   bool closing_ = false;
+  std::atomic<bool> waking_ = false;  // something is posted that ends a wait
 };
 
 // The coroutines refer to their connections, so they end first.
@@ -153,6 +158,16 @@ bool AsyncClient::Impl::run(Deadline deadline) {
   return !pending();
 }
 
+void AsyncClient::Impl::run_one(Deadline deadline) {
+  const asio::executor_work_guard<asio::io_context::executor_type> waits_for_more(context_.get_executor());
+  context_.restart();
+  context_.run_one_until(deadline.when());
+}
+
+void AsyncClient::Impl::wake() {
+  if (!waking_.exchange(true)) asio::post(context_, [this] { waking_ = false; });
+}
+
 AsyncClient::AsyncClient(ClientOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 AsyncClient::~AsyncClient() = default;
 
@@ -169,5 +184,7 @@ void AsyncClient::call_at(TimePoint when, std::function<void()> callback) {
 
 void AsyncClient::cancel_all() { impl_->cancel_all(); }
 bool AsyncClient::run(Deadline deadline) { return impl_->run(deadline); }
+void AsyncClient::run_one(Deadline deadline) { impl_->run_one(deadline); }
+void AsyncClient::wake() { impl_->wake(); }
 
 }  // namespace llm_dist::http

@@ -192,6 +192,29 @@ TEST(AsyncClient, TimersAndRequestsStartOthers) {
   EXPECT_GE(rang_after, 0.06);
 }
 
+TEST(AsyncClient, OneStepWaitsForWhateverComesFirst) {
+  PathServer server;
+  AsyncClient client;
+  TimePoint begin = Clock::now();
+  client.run_one(Deadline::after_seconds(0.05));
+  EXPECT_GE(seconds_between(begin, Clock::now()), 0.05) << "nothing is open, and it waits all the same";
+  client.wake();
+  client.wake();
+  client.run_one(soon());
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    client.wake();
+  });
+  client.run_one(soon());
+  other.join();
+  client.start({.url = server.url("/never")}, soon(), {}, [](const auto&) {});
+  std::string body;
+  client.start({.url = server.url("/x")}, soon(), {}, [&](Result<Response> got) { body = got->body; });
+  while (body.empty()) client.run_one(soon());
+  EXPECT_EQ(body, "/x");
+  EXPECT_LT(seconds_between(begin, Clock::now()), 10);
+}
+
 TEST(AsyncClient, GoesAwayWithRequestsOpenAndWithoutTheirCallbacks) {
   PathServer server;
   bool called = false;
