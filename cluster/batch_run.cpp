@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <unordered_map>
 
 #include "cluster/batch_output.h"
@@ -80,7 +81,7 @@ Status BatchRun::input_status() {
 
 Result<BatchRequest> BatchRun::read_request(const ItemPlace& place) {
   Result<std::string> line = [&] {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(input_mutex_);
     return input_.read(place);
   }();
   if (!line.ok()) return line.status();
@@ -89,21 +90,31 @@ Result<BatchRequest> BatchRun::read_request(const ItemPlace& place) {
   return data_loss(format("line {}: {}", place.number, request.status().message()));
 }
 
-void BatchRun::add(const ReplicaAttempt& attempt, const std::string& url, const std::string& api_key) {
-  auto made = std::make_unique<Lane>(Lane{.attempt = attempt, .url = url, .api_key = api_key});
+bool BatchRun::add(const ReplicaAttempt& attempt, const std::string& url, const std::string& api_key) {
+  auto made = std::make_unique<Lane>(
+      Lane{.attempt = attempt, .url = url, .api_key = api_key, .client = parts_.connect()});
   Lane& lane = *made;
-  size_t count = 0;
   {
+    // Before its thread runs: nobody forgets to wake it.
     std::lock_guard lock(mutex_);
     lanes_[attempt] = std::move(made);
-    count = std::min(num_open_, static_cast<size_t>(std::max(1, parts_.options.concurrency)));
   }
-  for (size_t i = 0; i < count; ++i) {
-    lane.clients.push_back(parts_.connect());
+  try {
+    lane.thread = parts_.threads->start([this, &lane] { work(lane); });
+  } catch (const std::system_error& error) {
+    if (!std::exchange(told_of_threads_, true)) {
+      log_warning("{}: no thread is to be had for {} attempt {}, which gets no items until there is one: {}",
+                  batch_name(parts_.job),
+                  job_name(attempt.job),
+                  attempt.number,
+                  error.code().message());
+    }
+    std::lock_guard lock(mutex_);
+    lanes_.erase(attempt);
+    return false;
   }
-  for (auto& client : lane.clients) {
-    lane.threads.push_back(parts_.threads->start([this, &lane, &client] { work(lane, *client); }));
-  }
+  told_of_threads_ = false;
+  return true;
 }
 
 std::vector<ReplicaAttempt> BatchRun::replicas() const {
@@ -114,14 +125,20 @@ std::vector<ReplicaAttempt> BatchRun::replicas() const {
 }
 
 void BatchRun::stop(Lane& lane) {
+  if (!lane.thread) return;
   {
     std::lock_guard lock(mutex_);
     lane.ending = true;
   }
-  changed_->notify_all();
-  for (auto& client : lane.clients) client->abort();
-  for (auto& thread : lane.threads) thread->join();
-  lane.threads.clear();
+  lane.client->abort();
+  lane.thread->join();
+  lane.thread.reset();
+}
+
+// What all of them share has changed.
+void BatchRun::wake_lanes() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [attempt, lane] : lanes_) lane->client->wake();
 }
 
 Status BatchRun::remove(const ReplicaAttempt& attempt, bool died) {
@@ -139,6 +156,7 @@ Status BatchRun::remove(const ReplicaAttempt& attempt, bool died) {
     if (!counted.ok() && counted.status().code() != StatusCode::kFailedPrecondition) return counted.status();
   }
   return_items(lane, died);
+  std::lock_guard lock(mutex_);
   lanes_.erase(attempt);
   return ok_status();
 }
@@ -181,37 +199,50 @@ void BatchRun::return_items(Lane& lane, bool died) {
     lane.with_engine.clear();
     lane.held.clear();
   }
-  changed_->notify_all();
+  wake_lanes();
   if (done) parts_.on_done();
 }
 
-void BatchRun::work(Lane& lane, ItemClient& client) {
-  while (std::optional<Item> item = take(lane)) {
-    if (!execute(lane, client, *item)) return;
+void BatchRun::work(Lane& lane) {
+  while (true) {
+    TimePoint until = see_to_records(lane);
+    until = std::min(until, send_items(lane));
+    {
+      std::lock_guard lock(mutex_);
+      if (lane.num_running == 0 && !takes_more(lane)) return;
+    }
+    lane.client->wait(until);
   }
 }
 
-// Nothing: there is no more to do, for this thread.
-std::optional<BatchRun::Item> BatchRun::take(Lane& lane) {
-  std::unique_lock lock(mutex_);
-  while (!lane.ending && num_open_ > 0 && input_status_.ok()) {
-    TimePoint now = parts_.threads->now();
-    Turn turn = next_turn(lane, now);
-    // Nobody goes ahead of one that has to run alone, or it would wait for ever.
-    bool must_wait = turn.start <= now && lane.num_running > 0 && must_be_alone(turn);
-    if (turn.start == TimePoint::max() || must_wait) {
-      changed_->wait(lock);
-    } else if (turn.start > now) {
-      changed_->wait_until(lock, turn.start);
-    } else {
-      Item item = pop(turn);
-      ++lane.num_running;
-      lane.runs_alone = item.deaths > 0;
-      lane.with_engine.insert_or_assign(item.place.number, item);
-      return item;
-    }
+bool BatchRun::takes_more(const Lane& lane) const {
+  return !lane.ending && !lane.refused && num_open_ > 0 && input_status_.ok();
+}
+
+// All that may be sent now; when to look again, unless something changes before.
+TimePoint BatchRun::send_items(Lane& lane) {
+  TimePoint until = TimePoint::max();
+  while (std::optional<Item> item = take(lane, until)) send(lane, *item);
+  return until;
+}
+
+// Nothing: not before `until`, or before something changes.
+std::optional<BatchRun::Item> BatchRun::take(Lane& lane, TimePoint& until) {
+  std::lock_guard lock(mutex_);
+  if (!takes_more(lane) || lane.num_running >= std::max(1, parts_.options.concurrency)) return std::nullopt;
+  TimePoint now = parts_.threads->now();
+  Turn turn = next_turn(lane, now);
+  if (turn.start > now) {
+    until = turn.start;
+    return std::nullopt;
   }
-  return std::nullopt;
+  // Nobody goes ahead of one that has to run alone, or it would wait for ever.
+  if (lane.num_running > 0 && must_be_alone(turn)) return std::nullopt;
+  Item item = pop(turn);
+  ++lane.num_running;
+  lane.runs_alone = item.deaths > 0;
+  lane.with_engine.insert_or_assign(item.place.number, item);
+  return item;
 }
 
 BatchRun::Turn BatchRun::next_turn(Lane& lane, TimePoint now) {
@@ -242,55 +273,68 @@ BatchRun::Item BatchRun::pop(const Turn& turn) {
   return item;
 }
 
-// False: nothing of this lane is recorded any more.
-bool BatchRun::execute(Lane& lane, ItemClient& client, Item item) {
+void BatchRun::send(Lane& lane, const Item& item) {
   Result<BatchRequest> request = read_request(item.place);
   if (!request.ok()) {
     input_lost(request.status());
-    let_go(lane, item);
-    return false;
+    return let_go(lane, item);
   }
-  Answer answer = ask(lane, client, item, request.value());
+  lane.client->start(
+      {.method = "POST",
+       .url = lane.url + parts_.endpoint,
+       .headers = {{"Content-Type", "application/json"}, {"Authorization", "Bearer " + lane.api_key}},
+       .body = std::move(request->body)},
+      Deadline::at(parts_.threads->now() + parts_.options.item_timeout),
+      [this, &lane, item, custom_id = request->custom_id](const Result<http::Response>& response) {
+        answered(lane, item, custom_id, judge(item, custom_id, response));
+      });
+}
+
+void BatchRun::answered(Lane& lane, const Item& item, const std::string& custom_id, Answer answer) {
   if (answer.verdict == Verdict::kTryAgain || answer.verdict == Verdict::kWait) {
-    put_back(lane, item, answer);
-    return true;
+    return put_back(lane, item, answer);
   }
   {
     std::lock_guard lock(mutex_);
     lane.with_engine.erase(item.place.number);
   }
-  bool recorded = record(lane, item, request.value().custom_id, answer);
-  recorded ? finished(lane, item) : let_go(lane, item);
-  return recorded;
+  write(lane,
+        {.item = item,
+         .record = {.job = parts_.job,
+                    .attempt = lane.attempt.number,
+                    .number = item.place.number,
+                    .custom_id = custom_id,
+                    .completed = answer.verdict == Verdict::kCompleted,
+                    .line = std::move(answer.line),
+                    .replica = replica_of(lane)}});
 }
 
-BatchRun::Answer BatchRun::ask(const Lane& lane,
-                               ItemClient& client,
-                               const Item& item,
-                               const BatchRequest& request) {
-  Result<http::Response> response = client.request(
-      {.method = "POST",
-       .url = lane.url + parts_.endpoint,
-       .headers = {{"Content-Type", "application/json"}, {"Authorization", "Bearer " + lane.api_key}},
-       .body = request.body},
-      Deadline::at(parts_.threads->now() + parts_.options.item_timeout));
-  if (response.ok()) return judge(item, request, response.value());
-  bool late = response.status().code() == StatusCode::kDeadlineExceeded;
-  bool unreadable = response.status().code() == StatusCode::kInternal;
+BatchRun::Answer BatchRun::judge(const Item& item,
+                                 const std::string& custom_id,
+                                 const Result<http::Response>& response) const {
+  return response.ok() ? judge_response(item, custom_id, response.value())
+                       : judge_error(item, custom_id, response.status().code());
+}
+
+BatchRun::Answer BatchRun::judge_error(const Item& item,
+                                       const std::string& custom_id,
+                                       StatusCode code) const {
+  bool late = code == StatusCode::kDeadlineExceeded;
+  bool unreadable = code == StatusCode::kInternal;
   if (!late && !unreadable) return {.verdict = Verdict::kWait, .left_engine = false};
   if (item.tries + 1 < parts_.options.max_tries) return {.verdict = Verdict::kTryAgain, .left_engine = true};
   std::string message = format("{} times: {}",
                                parts_.options.max_tries,
                                late ? "no answer in time" : "an answer of more than 16 MiB, or none of HTTP");
-  const char* code = late ? "timeout" : "bad_answer";
+  const char* error = late ? "timeout" : "bad_answer";
   return {.verdict = Verdict::kFailed,
           .left_engine = true,
-          .line = error_line(parts_.job, item.place.number, request.custom_id, code, message)};
+          .line = error_line(parts_.job, item.place.number, custom_id, error, message)};
 }
 
-BatchRun::Answer BatchRun::judge(const Item& item,
-                                 const BatchRequest& request,
-                                 const http::Response& response) const {
+BatchRun::Answer BatchRun::judge_response(const Item& item,
+                                          const std::string& custom_id,
+                                          const http::Response& response) const {
   int status = response.status;
   if (status >= 500) {
     bool suspect = is_engine_failure(error_code_of(response));
@@ -306,34 +350,61 @@ BatchRun::Answer BatchRun::judge(const Item& item,
           .left_engine = true,
           .line = answer_line(parts_.job,
                               item.place.number,
-                              request.custom_id,
+                              custom_id,
                               status,
                               request_id == nullptr ? "" : *request_id,
                               response.body)};
 }
 
-bool BatchRun::record(Lane& lane, const Item& item, const std::string& custom_id, const Answer& answer) {
-  while (true) {
-    Outcome outcome = parts_.commit(RecordItem{.job = parts_.job,
-                                               .attempt = lane.attempt.number,
-                                               .number = item.place.number,
-                                               .custom_id = custom_id,
-                                               .completed = answer.verdict == Verdict::kCompleted,
-                                               .line = answer.line,
-                                               .replica = replica_of(lane)});
-    if (outcome.ok()) return true;
-    StatusCode code = outcome.status().code();
-    bool later = code == StatusCode::kUnavailable || code == StatusCode::kResourceExhausted;
-    if (!later) {
-      // The attempt is over, or another coordinator has the store: theirs counts.
-      log_debug("{} item {} is not recorded: {}",
-                batch_name(parts_.job),
-                item.place.number,
-                outcome.status().message());
-      return false;
-    }
-    if (!pause(lane, kCommitPause)) return false;
+// Many at a time share one sync.
+void BatchRun::write(Lane& lane, Settled settled) {
+  const int64_t number = settled.item.place.number;
+  RecordItem record = settled.record;
+  lane.writing.emplace(number, std::move(settled));
+  parts_.enqueue(std::move(record), [this, &lane, number](const Outcome& outcome) {
+    // Together: as soon as the lane knows, it may be over.
+    std::lock_guard lock(mutex_);
+    lane.written.emplace_back(number, outcome);
+    lane.client->wake();
+  });
+}
+
+// What the store has said, and what it is to be asked again. When to look again.
+TimePoint BatchRun::see_to_records(Lane& lane) {
+  std::vector<std::pair<int64_t, Outcome>> told;
+  bool ending = false;
+  {
+    std::lock_guard lock(mutex_);
+    told.swap(lane.written);
+    ending = lane.ending;
   }
+  for (const auto& [number, outcome] : told) {
+    written(lane, std::move(lane.writing.extract(number).mapped()), outcome);
+  }
+  while (!lane.unwritten.empty() && (ending || lane.unwritten.begin()->first <= parts_.threads->now())) {
+    Settled settled = std::move(lane.unwritten.extract(lane.unwritten.begin()).mapped());
+    ending ? let_go(lane, settled.item) : write(lane, std::move(settled));
+  }
+  return lane.unwritten.empty() ? TimePoint::max() : lane.unwritten.begin()->first;
+}
+
+void BatchRun::written(Lane& lane, Settled settled, const Outcome& outcome) {
+  if (outcome.ok()) return finished(lane, settled.item);
+  StatusCode code = outcome.status().code();
+  if (code == StatusCode::kUnavailable || code == StatusCode::kResourceExhausted) {
+    lane.unwritten.emplace(parts_.threads->now() + kCommitPause, std::move(settled));
+    return;
+  }
+  // The attempt is over, or another coordinator has the store: theirs counts.
+  log_debug("{} item {} is not recorded: {}",
+            batch_name(parts_.job),
+            settled.item.place.number,
+            outcome.status().message());
+  {
+    std::lock_guard lock(mutex_);
+    lane.refused = true;
+  }
+  let_go(lane, settled.item);
 }
 
 // To be tried again, in this run or another coordinator's.
@@ -360,7 +431,7 @@ void BatchRun::put_back(Lane& lane, Item item, const Answer& answer) {
     --lane.num_running;
     if (item.deaths > 0) lane.runs_alone = false;
   }
-  changed_->notify_all();
+  if (answer.left_engine) wake_lanes();
 }
 
 Duration BatchRun::jittered_backoff(int num_failures) {
@@ -379,7 +450,7 @@ void BatchRun::let_go(Lane& lane, const Item& item) {
     --lane.num_running;
     ready_.push_front(item);
   }
-  changed_->notify_all();
+  wake_lanes();
 }
 
 // The batch cannot be completed: who looks after it ends it.
@@ -389,7 +460,7 @@ void BatchRun::input_lost(const Status& why) {
     std::lock_guard lock(mutex_);
     input_status_ = why;
   }
-  changed_->notify_all();
+  wake_lanes();
   parts_.on_done();
 }
 
@@ -402,14 +473,9 @@ void BatchRun::finished(Lane& lane, const Item& item) {
     if (item.deaths > 0) lane.runs_alone = false;
     done = --num_open_ == 0;
   }
-  changed_->notify_all();
-  if (done) parts_.on_done();
-}
-
-// False: the lane is being stopped.
-bool BatchRun::pause(const Lane& lane, Duration time) {
-  std::unique_lock lock(mutex_);
-  return !changed_->wait_for(lock, parts_.threads->now() + time, [&] { return lane.ending; });
+  if (!done) return;
+  wake_lanes();
+  parts_.on_done();
 }
 
 }  // namespace llm_dist::cluster

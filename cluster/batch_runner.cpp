@@ -154,13 +154,13 @@ Status BatchRunner::run(const Job& job, const Batch& batch, const std::vector<Se
   std::vector<ReplicaAttempt> known = run->second->replicas();
   for (const auto& [attempt, url] : serving) {
     if (std::find(known.begin(), known.end(), attempt) != known.end()) continue;
+    if (!run->second->add(attempt, url, parts_.secrets.api_key(attempt.job, attempt.number))) continue;
     log_info("{}: {} of {} items recorded, the rest goes to {} attempt {} too",
              batch_name(job.id),
              batch.completed + batch.failed,
              batch.total,
              job_name(attempt.job),
              attempt.number);
-    run->second->add(attempt, url, parts_.secrets.api_key(attempt.job, attempt.number));
   }
   return ok_status();
 }
@@ -170,6 +170,7 @@ Status BatchRunner::start_run(const Job& job, const Batch& batch) {
   Result<std::unique_ptr<BatchRun>> started =
       BatchRun::start({.store = parts_.store,
                        .commit = parts_.commit,
+                       .enqueue = parts_.enqueue,
                        .on_done = parts_.wake,
                        .options = parts_.options,
                        .job = job.id,

@@ -21,6 +21,7 @@ class BatchRunner {
   struct Parts {
     Store& store;
     std::function<Outcome(CommandBody)> commit;  // durable when it returns
+    BatchRun::Enqueue enqueue;
     const FileContents& contents;
     const AttemptSecrets& secrets;
     std::function<void()> wake;  // asks for a tick; from any thread

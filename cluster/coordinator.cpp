@@ -16,6 +16,7 @@
 #include "cluster/caretaker.h"
 #include "cluster/client_room.h"
 #include "cluster/file_contents.h"
+#include "cluster/item_client.h"
 #include "cluster/local_launcher.h"
 #include "cluster/replica_loads.h"
 #include "cluster/store/sqlite_store.h"
@@ -147,10 +148,11 @@ class Coordinator::Impl {
   void handle(http::Request request, WriterPtr writer);
   void show_metrics(const WriterPtr& writer);
   void changed(const std::vector<JobId>& jobs);
-  void take_care();
+  void take_care(int items_per_replica);
   void sample_loads();
   Status prepare_files();
-  size_t max_connections(size_t wanted) const;
+  int items_per_replica() const;
+  size_t max_connections(size_t wanted, int items) const;
   http::Admission admit(const http::Request& head) const;
   // Why its sender may not ask this.
   std::optional<ApiError> refusal(const http::Request& head) const;
@@ -196,14 +198,15 @@ Status Coordinator::Impl::serve() {
   http.port = options_.port;
   http.tls_cert_file = options_.ssl_certfile;
   http.tls_key_file = options_.ssl_keyfile;
-  http.max_connections = max_connections(http.max_connections);
+  const int items = items_per_replica();
+  http.max_connections = max_connections(http.max_connections, items);
   http.max_body_bytes = files_api_.max_body_bytes();
   http.admit = [this](const http::Request& head) { return admit(head); };
   http.render_error = render_http_error;
   ASSIGN_OR_RETURN(server_, http::Server::create(http, [this](http::Request request, WriterPtr writer) {
                      handle(std::move(request), std::move(writer));
                    }));
-  take_care();
+  take_care(items);
   sampler_ = std::thread([this] { sample_loads(); });
   return ok_status();
 }
@@ -216,10 +219,21 @@ Status Coordinator::Impl::prepare_files() {
   return ok_status();
 }
 
-// Whatever clients do, the coordinator finds descriptors for what it does itself.
-size_t Coordinator::Impl::max_connections(size_t wanted) const {
-  rlim_t items = static_cast<rlim_t>(options_.num_slots) * options_.batch_concurrency;
-  size_t fit = clients_within(open_files_.now, kOwnFiles + items);
+// Whatever clients and batches do, the coordinator finds descriptors for what it does itself.
+int Coordinator::Impl::items_per_replica() const {
+  size_t fit = items_within(open_files_.now, kOwnFiles, options_.num_slots);
+  if (fit >= static_cast<size_t>(options_.batch_concurrency)) return options_.batch_concurrency;
+  log_warning(
+      "{} requests of a batch at a time on each replica, and not {}: only {} files may be open (ulimit -Hn)",
+      fit,
+      options_.batch_concurrency,
+      open_files_.now);
+  return static_cast<int>(fit);
+}
+
+size_t Coordinator::Impl::max_connections(size_t wanted, int items) const {
+  rlim_t of_batches = static_cast<rlim_t>(options_.num_slots) * (items + kItemClientFiles);
+  size_t fit = clients_within(open_files_.now, kOwnFiles + of_batches);
   if (fit >= wanted) return wanted;
   log_warning("{} connections at a time, and not {}: only {} files may be open (ulimit -Hn)",
               fit,
@@ -314,8 +328,11 @@ void Coordinator::Impl::changed(const std::vector<JobId>& jobs) {
   caretaker_.wake();
 }
 
-void Coordinator::Impl::take_care() {
+void Coordinator::Impl::take_care(int items_per_replica) {
   auto commit = [this](CommandBody body) { return commit_.commit(system_time_us(), std::move(body)); };
+  auto enqueue = [this](CommandBody body, GroupCommit::Done done) {
+    commit_.enqueue(system_time_us(), std::move(body), std::move(done));
+  };
   caretaker_.start({.supervisor = {.store = *store_,
                                    .commit = commit,
                                    .launcher = *launcher_,
@@ -329,10 +346,11 @@ void Coordinator::Impl::take_care() {
                                    .options = {.drain_seconds = options_.drain_seconds}},
                     .batches = {.store = *store_,
                                 .commit = commit,
+                                .enqueue = enqueue,
                                 .contents = contents_,
                                 .secrets = secrets_,
                                 .wake = {},
-                                .options = {.concurrency = options_.batch_concurrency}},
+                                .options = {.concurrency = items_per_replica}},
                     .retention = {.store = *store_,
                                   .commit = commit,
                                   .attempts_folder = attempts_folder(),

@@ -1,5 +1,9 @@
 #include "cluster/item_client.h"
 
+#include <atomic>
+
+#include "src/http/async_client.h"
+
 namespace llm_dist::cluster {
 namespace {
 
@@ -7,13 +11,22 @@ constexpr uint64_t kMaxAnswerBytes = 16 << 20;
 
 class HttpItemClient : public ItemClient {
  public:
-  Result<http::Response> request(const http::ClientRequest& request, Deadline deadline) override {
-    return client_.request(request, deadline);
+  void start(http::ClientRequest request, Deadline deadline, OnDone on_done) override {
+    client_.start(std::move(request), deadline, {}, std::move(on_done));
   }
-  void abort() override { client_.abort(); }
+  void wait(TimePoint until) override {
+    if (aborted_) client_.cancel_all();
+    client_.run_one(Deadline::at(until));
+  }
+  void wake() override { client_.wake(); }
+  void abort() override {
+    aborted_ = true;
+    client_.wake();
+  }
 
  private:
-  http::Client client_{http::ClientOptions{.max_body_bytes = kMaxAnswerBytes}};
+  http::AsyncClient client_{http::ClientOptions{.max_body_bytes = kMaxAnswerBytes}};
+  std::atomic<bool> aborted_ = false;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// ItemClient: what the items of a batch go through to their replica.
+// ItemClient: what the items of a batch go through to one replica, many at once.
 #pragma once
 
 #include <functional>
@@ -9,12 +9,22 @@
 
 namespace llm_dist::cluster {
 
-// One connection. Not thread-safe, but for abort(); errors as http::Client has them.
+// Descriptors that a client takes besides one for each request in flight: its event queue.
+constexpr int kItemClientFiles = 3;
+
+// One thread calls everything but what says otherwise, and runs every callback, inside wait().
 class ItemClient {
  public:
+  // Errors as http::Client has them.
+  using OnDone = std::function<void(Result<http::Response>)>;
+
   virtual ~ItemClient() = default;
-  virtual Result<http::Response> request(const http::ClientRequest& request, Deadline deadline) = 0;
-  // From any thread: what is under way ends at once, and so does every later request.
+  virtual void start(http::ClientRequest request, Deadline deadline, OnDone on_done) = 0;
+  // Until something has happened, or wake(), or `until`.
+  virtual void wait(TimePoint until) = 0;
+  // From any thread: the wait under way ends, or the next one does at once.
+  virtual void wake() = 0;
+  // From any thread: what is under way ends at once, cancelled, and so does every later request; as wake().
   virtual void abort() = 0;
 };
 

@@ -171,6 +171,9 @@ void BatchFixture::restart() {
               (*router_)(std::move(request), std::move(writer));
             })).value();
   auto commit = [this, now_us](CommandBody body) { return commit_->commit(now_us(), std::move(body)); };
+  auto enqueue = [this, now_us](CommandBody body, GroupCommit::Done done) {
+    commit_->enqueue(now_us(), std::move(body), std::move(done));
+  };
   supervisor_ = std::make_unique<Supervisor>(Supervisor::Parts{
       .store = *store_,
       .commit = commit,
@@ -183,11 +186,13 @@ void BatchFixture::restart() {
       .options = {.backoff_us = 1000, .max_backoff_us = 2000, .drain_seconds = 0}});
   runner_ = std::make_unique<BatchRunner>(BatchRunner::Parts{.store = *store_,
                                                              .commit = commit,
+                                                             .enqueue = enqueue,
                                                              .contents = contents_,
                                                              .secrets = secrets_,
                                                              .wake = [] {},
                                                              .options = options_,
-                                                             .rest_after_failure = kRest});
+                                                             .rest_after_failure = kRest,
+                                                             .threads = threads_});
 }
 
 BatchFixture::Reply BatchFixture::send(const std::string& method,

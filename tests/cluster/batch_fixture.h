@@ -135,6 +135,7 @@ class BatchFixture : public ::testing::Test {
   BatchRunOptions options_{.concurrency = 4,
                            .backoff = std::chrono::milliseconds(2),
                            .max_backoff = std::chrono::milliseconds(20)};
+  std::shared_ptr<Threads> threads_ = system_threads();  // of the runner
   std::mutex mutex_;
   std::map<std::string, int> executed_;  // under mutex_
   int64_t clock_offset_us_ = 0;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cluster/client_room.h"
+#include "cluster/item_client.h"
 #include "src/base/clock.h"
 #include "tests/cluster/store_fixture.h"
 #include "tests/http/no_descriptors.h"
@@ -97,6 +98,16 @@ TEST(ClientRoom, LeavesTheProcessItsOwn) {
   EXPECT_EQ(clients_within(128, 384), 16u);
   EXPECT_EQ(clients_within(1, 384), 1u);
   EXPECT_GT(clients_within(RLIM_INFINITY, 384), 1'000'000u);
+}
+
+TEST(ClientRoom, RequestsOfBatchesLeaveSomeToOthers) {
+  EXPECT_EQ(items_within(1024, 256, 1), 512u - kItemClientFiles);
+  EXPECT_EQ(items_within(1024, 256, 8), 64u - kItemClientFiles);
+  EXPECT_EQ(items_within(1024, 256, 4096), 1u);
+  EXPECT_EQ(items_within(64, 256, 1), 1u);
+  EXPECT_GT(items_within(RLIM_INFINITY, 256, 4096), 1'000'000u);
+  rlim_t all = 256 + 8 * (items_within(1024, 256, 8) + kItemClientFiles);
+  EXPECT_EQ(clients_within(1024, all), 128u);
 }
 
 }  // namespace

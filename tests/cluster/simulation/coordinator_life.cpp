@@ -54,6 +54,9 @@ void CoordinatorLife::go() {
   World& world = place_.world;
   auto now_us = [&world] { return world.now_us(); };
   auto commit = [this, now_us](CommandBody body) { return commit_.commit(now_us(), std::move(body)); };
+  auto enqueue = [this, now_us](CommandBody body, GroupCommit::Done done) {
+    commit_.enqueue(now_us(), std::move(body), std::move(done));
+  };
   caretaker_.start({.supervisor = {.store = *store_,
                                    .commit = commit,
                                    .launcher = place_.machine,
@@ -68,6 +71,7 @@ void CoordinatorLife::go() {
                                    .options = kSupervision},
                     .batches = {.store = *store_,
                                 .commit = commit,
+                                .enqueue = enqueue,
                                 .contents = contents_,
                                 .secrets = secrets_,
                                 .wake = {},

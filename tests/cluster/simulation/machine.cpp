@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "cluster/attempt_plan.h"
@@ -278,9 +279,59 @@ http::Response failure(int status, const char* code) {
 class Client : public ItemClient {
  public:
   explicit Client(Machine& machine)
-      : machine_(machine), aborted_here_(machine.world().fibers->make_condition()) {}
+      : machine_(machine),
+        changed_(machine.world().fibers->make_condition()),
+        aborted_here_(machine.world().fibers->make_condition()) {}
+  ~Client() override {
+    for (const auto& request : requests_) request->thread->join();
+  }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
 
-  Result<http::Response> request(const http::ClientRequest& request, Deadline deadline) override {
+  void start(http::ClientRequest request, Deadline deadline, OnDone on_done) override {
+    requests_.push_back(std::make_unique<Request>());
+    Request& started = *requests_.back();
+    started.on_done = std::move(on_done);
+    started.thread = machine_.world().fibers->start([this, &started, request = std::move(request), deadline] {
+      started.answer = perform(request, deadline);
+      changed_->notify_all();
+    });
+  }
+  void wait(TimePoint until) override {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    auto is_done = [](const std::unique_ptr<Request>& request) { return request->answer.has_value(); };
+    if (!woken_ && std::none_of(requests_.begin(), requests_.end(), is_done)) {
+      (void)changed_->wait_until(lock, until);
+    }
+    woken_ = false;
+    auto done = std::stable_partition(requests_.begin(), requests_.end(), std::not_fn(is_done));
+    std::vector<std::unique_ptr<Request>> answered(std::make_move_iterator(done),
+                                                   std::make_move_iterator(requests_.end()));
+    requests_.erase(done, requests_.end());
+    for (const auto& request : answered) {
+      request->thread->join();
+      request->on_done(std::move(*request->answer));
+    }
+  }
+  void wake() override {
+    woken_ = true;
+    changed_->notify_all();
+  }
+  void abort() override {
+    aborted_ = true;
+    aborted_here_->notify_all();
+    wake();
+  }
+
+ private:
+  struct Request {
+    OnDone on_done;
+    std::optional<Result<http::Response>> answer{};
+    std::unique_ptr<Thread> thread{};
+  };
+
+  Result<http::Response> perform(const http::ClientRequest& request, Deadline deadline) {
     Fibers& fibers = *machine_.world().fibers;
     machine_.world().await(milliseconds(5));
     if (aborted_) return cancelled("aborted");
@@ -300,12 +351,7 @@ class Client : public ItemClient {
     }
     return fibers.now() > deadline.when() ? deadline_exceeded("no answer in time") : answer;
   }
-  void abort() override {
-    aborted_ = true;
-    aborted_here_->notify_all();
-  }
 
- private:
   // However it ends.
   class Open {
    public:
@@ -348,8 +394,11 @@ class Client : public ItemClient {
   }
 
   Machine& machine_;
+  std::unique_ptr<Condition> changed_;
   std::unique_ptr<Condition> aborted_here_;
+  bool woken_ = false;
   bool aborted_ = false;
+  std::vector<std::unique_ptr<Request>> requests_;
 };
 
 }  // namespace
