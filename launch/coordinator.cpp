@@ -39,8 +39,7 @@ Status serve(CoordinatorFlags& flags) {
   ShutdownSignal signal([&] { reread_catalogue(*started, flags.options.catalogue_file); });
   ASSIGN_OR_RETURN(flags.options.api_keys, cluster::accepted_access_keys(flags.api_key_file));
   flags.options.program = std::filesystem::read_symlink("/proc/self/exe");
-  if (flags.options.store_path.empty()) return invalid_argument("--store: a file's name is needed");
-  flags.options.store_path = std::filesystem::absolute(flags.options.store_path);
+  ASSIGN_OR_RETURN(flags.options.store_path, cluster::canonical_store_path(flags.options.store_path));
   EndpointFile endpoint(flags.endpoint_file, signal);
   ASSIGN_OR_RETURN(auto coordinator, cluster::Coordinator::start(flags.options));
   started = coordinator.get();

@@ -60,6 +60,15 @@ std::string default_store_path() {
   return "/var/lib" + file;
 }
 
+Result<std::string> canonical_store_path(const std::string& path) {
+  if (path.empty()) return invalid_argument("--store: a file's name is needed");
+  std::error_code error;
+  std::filesystem::path canonical = std::filesystem::absolute(path, error);
+  if (!error) canonical = std::filesystem::weakly_canonical(canonical, error);
+  if (error) return invalid_argument(format("--store {}: {}", path, error.message()));
+  return canonical.string();
+}
+
 std::string network_file_system(uint64_t type) {
   for (const SharedFileSystem& shared : kShared) {
     if ((type & 0xFFFFFFFF) == shared.type) return shared.name;

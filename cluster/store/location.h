@@ -13,6 +13,10 @@ namespace llm_dist::cluster {
 // /var/lib/llm-dist/coordinator.db.
 std::string default_store_path();
 
+// The one spelling of a store's place, whatever leads there: what an older coordinator wrote down and handed
+// to others is found by it. invalid_argument: nothing can be there.
+Result<std::string> canonical_store_path(const std::string& path);
+
 // The name of a file system that other machines share, by the f_type of statfs(2); empty for a local one.
 std::string network_file_system(uint64_t type);
 

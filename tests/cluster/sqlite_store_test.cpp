@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -229,6 +230,29 @@ TEST(PreparedStatements, AreUsedAgainFromTheBeginning) {
   ASSERT_TRUE(database->execute("ALTER TABLE t ADD COLUMN b DEFAULT 7").ok());
   Statement later = database->prepare(all);
   EXPECT_TRUE(later.step().value());
+}
+
+TEST(StoreLocation, HasOneSpelling) {
+  testing::TemporaryFolder folder;
+  namespace fs = std::filesystem;
+  const fs::path root = fs::canonical(folder.file(""));
+  fs::create_directory(root / "real");
+  fs::create_directory_symlink(root / "real", root / "link");
+  const std::string path = root / "real" / "c.db";
+  auto spellings = [&] {
+    for (const fs::path& spelling :
+         {root / "real/c.db", root / "real/./c.db", root / "link/../real//c.db", root / "link/c.db"}) {
+      EXPECT_EQ(canonical_store_path(spelling).value(), path) << spelling;
+    }
+    EXPECT_EQ(canonical_store_path(fs::relative(path)).value(), path);
+  };
+  spellings();
+  std::ofstream(path) << "";
+  spellings();
+  fs::create_symlink(path, root / "c.db");
+  EXPECT_EQ(canonical_store_path(root / "c.db").value(), path) << "its lock is then the same file";
+  EXPECT_EQ(canonical_store_path(root / "none/./there/c.db").value(), root / "none/there/c.db");
+  EXPECT_EQ(canonical_store_path("").status().code(), StatusCode::kInvalidArgument);
 }
 
 }  // namespace
