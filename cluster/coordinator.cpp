@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <thread>
 
@@ -151,16 +152,13 @@ class Coordinator::Impl {
   void take_care(int items_per_replica);
   void sample_loads();
   Status prepare_files();
+  Status write_certificate();
   int items_per_replica() const;
   size_t max_connections(size_t wanted, int items) const;
   http::Admission admit(const http::Request& head) const;
   // Why its sender may not ask this.
   std::optional<ApiError> refusal(const http::Request& head) const;
   std::string attempts_folder() const { return options_.store_path + ".jobs"; }
-  // Absolute: replicas work in folders of their own.
-  std::string certificate_file() const {
-    return options_.ssl_certfile.empty() ? "" : std::filesystem::absolute(options_.ssl_certfile).string();
-  }
 
   const CoordinatorOptions options_;
   const OpenFiles open_files_ = raise_open_files();
@@ -187,6 +185,7 @@ class Coordinator::Impl {
   GroupCommit commit_;  // what is queued when it ends still calls the above
   http::Router router_;
   std::unique_ptr<http::Server> server_;
+  std::string certificate_file_;  // for replicas; empty without TLS
   std::thread sampler_;
 };
 
@@ -206,6 +205,7 @@ Status Coordinator::Impl::serve() {
   ASSIGN_OR_RETURN(server_, http::Server::create(http, [this](http::Request request, WriterPtr writer) {
                      handle(std::move(request), std::move(writer));
                    }));
+  RETURN_IF_ERROR(write_certificate());
   take_care(items);
   sampler_ = std::thread([this] { sample_loads(); });
   return ok_status();
@@ -217,6 +217,19 @@ Status Coordinator::Impl::prepare_files() {
   int removed = contents_.sweep(known);
   if (removed > 0) log_info("{} contents that no file names were removed", removed);
   return ok_status();
+}
+
+// The one that is shown: the file that it was read from may be another one's by the time a replica reads it.
+// Replicas of an earlier coordinator find this one's at the same place.
+Status Coordinator::Impl::write_certificate() {
+  if (server_->certificate().empty()) return ok_status();
+  certificate_file_ = options_.store_path + ".certificate";
+  const std::string part = certificate_file_ + ".part";
+  bool whole = static_cast<bool>(std::ofstream(part) << server_->certificate() << std::flush);
+  std::error_code error;
+  if (whole) std::filesystem::rename(part, certificate_file_, error);
+  if (whole && !error) return ok_status();
+  return failed_precondition(format("{} cannot be written", certificate_file_));
 }
 
 // Whatever clients and batches do, the coordinator finds descriptors for what it does itself.
@@ -340,8 +353,8 @@ void Coordinator::Impl::take_care(int items_per_replica) {
                                    .catalogue = catalogue_,
                                    .places = {.store_path = options_.store_path,
                                               .folder = attempts_folder(),
-                                              .url = server_->url(),
-                                              .ca_file = certificate_file()},
+                                              .url = server_->local_url(),
+                                              .ca_file = certificate_file_},
                                    .secrets = secrets_,
                                    .options = {.drain_seconds = options_.drain_seconds}},
                     .batches = {.store = *store_,

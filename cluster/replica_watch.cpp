@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "src/base/format.h"
+#include "src/base/log.h"
 #include "src/http/client.h"
 
 namespace llm_dist::cluster {
@@ -45,6 +47,7 @@ class HttpWatch : public ReplicaWatch {
       auto entry = watched_.find(replica);
       if (entry == watched_.end()) return;
       entry->second.drain_key = api_key;
+      entry->second.ends = true;
       woken_ = true;
     }
     wake_.notify_all();
@@ -60,6 +63,7 @@ class HttpWatch : public ReplicaWatch {
     std::string endpoint;
     std::optional<Failing> failing{};
     std::optional<std::string> drain_key{};  // it is to be told to drain, by this key
+    bool ends = false;                       // because it was
   };
 
   void run() {
@@ -96,6 +100,14 @@ class HttpWatch : public ReplicaWatch {
     if (entry == watched_.end()) return;
     TimePoint now = Clock::now();
     std::optional<Failing>& failing = entry->second.failing;
+    // The second in a row: the first may be all that is seen of a replica that ends by itself.
+    bool second = failing && failing->first == failing->last;
+    if (!well && !unasked && second && !entry->second.ends) {
+      std::string why =
+          answer.ok() ? format("it answers {}", answer.value().status) : answer.status().message();
+      log_warning(
+          "{} attempt {} at {} is not well: {}", job_name(replica.job), replica.number, endpoint, why);
+    }
     failing = well || unasked ? std::nullopt : std::optional(Failing{failing ? failing->first : now, now});
   }
   void tell_to_drain(const ReplicaAttempt& replica, const std::string& endpoint, const std::string& api_key) {

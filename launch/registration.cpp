@@ -5,6 +5,7 @@
 #include <sstream>
 #include <utility>
 
+#include "src/base/format.h"
 #include "src/base/log.h"
 #include "src/http/client.h"
 
@@ -24,10 +25,10 @@ bool is_for_now(int status) { return status == 408 || status == 429 || status >=
 
 }  // namespace
 
-Registration::Registration(std::string url, std::string body, std::string ca_file)
+Registration::Registration(std::string url, std::string body, std::string certificate_file)
     : url_(std::move(url)),
       body_(std::move(body)),
-      ca_file_(std::move(ca_file)),
+      certificate_file_(std::move(certificate_file)),
       thread_([this] { run(); }) {}
 
 Registration::~Registration() {
@@ -50,21 +51,14 @@ bool Registration::post() {
   auto answer = http::request(
       {.method = "POST", .url = url_, .headers = {{"Content-Type", "application/json"}}, .body = body_},
       Deadline::after(kPatience),
-      {.tls_ca_file = ca_file_});
+      {.tls_pinned_file = certificate_file_});
   if (!answer.ok()) {
-    // One that is away comes back; who is not trusted may never be.
-    if (answer.status().code() == StatusCode::kUnavailable ||
-        answer.status().code() == StatusCode::kDeadlineExceeded) {
-      log_debug("the coordinator is not there: {}", answer.status().message());
-    } else if (!std::exchange(told_, true)) {
-      log_error(
-          "cannot register with the coordinator at {}, and tries again: {}", url_, answer.status().message());
-    }
+    tell(static_cast<int>(answer.status().code()), answer.status().message());
     return false;
   }
   int status = answer.value().status;
   if (is_for_now(status)) {
-    log_debug("the coordinator cannot tell now: {} {}", status, answer.value().body);
+    tell(status, format("it answers {} {}", status, answer.value().body));
     return false;
   }
   if (status == 200) {
@@ -75,7 +69,13 @@ bool Registration::post() {
   return true;
 }
 
-std::unique_ptr<Registration> register_with_coordinator(const std::string& endpoint) {
+// Each kind once: a coordinator that is away may stay away for long.
+void Registration::tell(int kind, const std::string& what) {
+  if (std::exchange(told_, kind) == kind) return;
+  log_warning("cannot register with the coordinator at {}, and tries again: {}", url_, what);
+}
+
+std::unique_ptr<Registration> register_with_coordinator(const std::function<std::string()>& endpoint) {
   std::string url = environment("LLM_DIST_REGISTER_URL");
   if (url.empty()) return nullptr;
   std::string job;
@@ -84,7 +84,7 @@ std::unique_ptr<Registration> register_with_coordinator(const std::string& endpo
   nlohmann::json body = {{"job", job},
                          {"attempt", attempt},
                          {"secret", environment("LLM_DIST_REGISTER_SECRET")},
-                         {"endpoint", endpoint}};
+                         {"endpoint", endpoint()}};
   return std::make_unique<Registration>(url, body.dump(), environment("LLM_DIST_REGISTER_CA"));
 }
 

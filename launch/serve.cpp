@@ -73,7 +73,7 @@ Status serve_requests(const ServeFlags& flags,
              text.chat_template ? &*text.chat_template : nullptr,
              model_info(flags, process, text));
   log_info("ready at {}", api.url());
-  std::unique_ptr<Registration> registration = register_with_coordinator(api.url());
+  auto registration = register_with_coordinator([&] { return api.resolvable_url(); });
 
   std::string why = signal.wait();
   log_info(

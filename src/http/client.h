@@ -26,6 +26,8 @@ struct ClientRequest {
 struct ClientOptions {
   // https: a PEM file of authorities, or servers, to trust instead of the system's certificates.
   std::string tls_ca_file = {};
+  // https: a PEM file with the server's own certificate, instead: it alone is trusted, whatever name it has.
+  std::string tls_pinned_file = {};
   size_t max_header_bytes = 64 << 10;
   uint64_t max_body_bytes = uint64_t{1} << 30;
 };

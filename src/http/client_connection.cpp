@@ -48,6 +48,15 @@ Status not_reached(const ErrorCode& error, const std::string& what) {
   return is_own_lack(error) ? resource_exhausted(message) : unavailable(message);
 }
 
+// The first certificate of a file: who has signed it may have signed others too.
+Status trust_only(const std::string& file, X509_STORE* trusted) {
+  std::unique_ptr<BIO, int (*)(BIO*)> pem(BIO_new_file(file.c_str(), "r"), BIO_free);
+  std::unique_ptr<X509, void (*)(X509*)> certificate(
+      pem ? PEM_read_bio_X509(pem.get(), nullptr, nullptr, nullptr) : nullptr, X509_free);
+  if (certificate && X509_STORE_add_cert(trusted, certificate.get()) == 1) return ok_status();
+  return invalid_argument(format("cannot load the certificate to trust from {}", file));
+}
+
 // A field name or value with a line break would become fields of its own.
 Status check_fields(const ClientRequest& request) {
   auto broken = [](std::string_view text) {
@@ -95,13 +104,17 @@ Status ClientSetup::ensure_tls() {
   if (tls_) return ok_status();
   auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_client);
   context->set_verify_mode(asio::ssl::verify_peer);
+  // A server's own certificate is trusted as it is, whoever has signed it.
+  X509_STORE* trusted = SSL_CTX_get_cert_store(context->native_handle());
   ErrorCode error;
-  if (options_.tls_ca_file.empty()) {
+  if (!options_.tls_pinned_file.empty()) {
+    RETURN_IF_ERROR(trust_only(options_.tls_pinned_file, trusted));
+    X509_STORE_set_flags(trusted, X509_V_FLAG_PARTIAL_CHAIN);
+  } else if (options_.tls_ca_file.empty()) {
     context->set_default_verify_paths(error);
   } else {
     context->load_verify_file(options_.tls_ca_file, error);
-    // A server's own certificate is trusted as it is, whoever has signed it.
-    X509_STORE_set_flags(SSL_CTX_get_cert_store(context->native_handle()), X509_V_FLAG_PARTIAL_CHAIN);
+    X509_STORE_set_flags(trusted, X509_V_FLAG_PARTIAL_CHAIN);
   }
   if (error) return invalid_argument(format("cannot load the certificates to trust: {}", error.message()));
   tls_ = std::move(context);
@@ -224,7 +237,8 @@ asio::awaitable<Status> ClientConnection::connect(const Url& url) {
   const std::string& where = url.uds_path.empty() ? url.authority : url.uds_path;
   if (error) co_return not_reached(error, format("cannot connect to {}", where));
   tune_socket(*connecting_);
-  transport_ = url.tls ? make_tls_client_transport(std::move(*connecting_), setup_.tls(), url.host)
+  transport_ = url.tls ? make_tls_client_transport(
+                             std::move(*connecting_), setup_.tls(), url.host, setup_.checks_host())
                        : make_plain_transport(std::move(*connecting_));
   connecting_.reset();
   connected_to_ = url.origin();

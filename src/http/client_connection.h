@@ -27,6 +27,8 @@ class ClientSetup {
   const ClientOptions& options() const { return options_; }
   // Before the first connection of an https URL.
   Status ensure_tls();
+  // A certificate that is pinned is known by itself.
+  bool checks_host() const { return options_.tls_pinned_file.empty(); }
   // Before anything waits in the client's context: what does so first makes its event queue, which takes
   // descriptors. resource_exhausted: there are none.
   Status ensure_event_queue(asio::io_context& context);

@@ -89,14 +89,14 @@ Result<Acceptor> listen(asio::io_context& context, const ServerOptions& options)
   return acceptor;
 }
 
-uint16_t bound_port(const Acceptor& acceptor) {
+std::optional<asio::ip::tcp::endpoint> bound_endpoint(const Acceptor& acceptor) {
   ErrorCode error;
   Endpoint generic = acceptor.local_endpoint(error);
-  if (error || generic.protocol().family() == AF_UNIX) return 0;
+  if (error || generic.protocol().family() == AF_UNIX) return std::nullopt;
   asio::ip::tcp::endpoint endpoint;
   endpoint.resize(generic.size());
   std::memcpy(endpoint.data(), generic.data(), generic.size());
-  return endpoint.port();
+  return endpoint;
 }
 
 }  // namespace llm_dist::http

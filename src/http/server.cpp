@@ -1,5 +1,6 @@
 #include "src/http/server.h"
 
+#include <netdb.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -60,6 +61,15 @@ std::string percent_encode_slashes(const std::string& path) {
   return encoded;
 }
 
+bool is_everywhere(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
+bool resolves(const std::string& name) {
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(name.c_str(), nullptr, nullptr, &found) != 0) return false;
+  ::freeaddrinfo(found);
+  return true;
+}
+
 }  // namespace
 
 class Server::Impl {
@@ -73,20 +83,24 @@ class Server::Impl {
   Status start();
   void stop_accepting();
   Status shutdown(Deadline deadline);
-  uint16_t port() const { return port_; }
+  uint16_t port() const { return address_.port(); }
   std::string url() const;
+  std::string local_url() const;
+  std::string resolvable_url() const;
+  std::string certificate() const;
 
  private:
   const ServerOptions& options() const { return core_->options; }
   asio::awaitable<void> accept_loop();
   void admit(StreamSocket socket);
   void abort_connections();
+  std::string url_at(const std::string& host) const;
 
   std::shared_ptr<ServerCore> core_;
   std::unique_ptr<asio::ssl::context> tls_;
   std::vector<std::unique_ptr<IoThread>> threads_;
   std::optional<Acceptor> acceptor_;
-  uint16_t port_ = 0;
+  asio::ip::tcp::endpoint address_;  // port 0 on a Unix socket
   bool accepting_ = false;
   bool running_ = false;
 };
@@ -100,7 +114,7 @@ Status Server::Impl::start() {
   }
   for (int i = 0; i < options().num_io_threads; ++i) threads_.push_back(std::make_unique<IoThread>());
   ASSIGN_OR_RETURN(acceptor_, listen(threads_[0]->context, options()));
-  port_ = bound_port(*acceptor_);
+  address_ = bound_endpoint(*acceptor_).value_or(asio::ip::tcp::endpoint());
   accepting_ = running_ = true;
   asio::co_spawn(threads_[0]->context, accept_loop(), asio::detached);
   for (auto& io : threads_) {
@@ -178,10 +192,34 @@ void Server::Impl::abort_connections() {
 std::string Server::Impl::url() const {
   const std::string scheme = tls_ ? "https" : "http";
   if (!options().uds_path.empty()) return scheme + "+unix://" + percent_encode_slashes(options().uds_path);
-  std::string host = options().host;
-  if (host == "0.0.0.0" || host == "::") host = asio::ip::host_name();  // where others find it
+  return url_at(is_everywhere(options().host) ? asio::ip::host_name()
+                                              : options().host);  // where others find it
+}
+
+std::string Server::Impl::local_url() const {
+  if (!options().uds_path.empty()) return url();
+  asio::ip::address address = address_.address();
+  if (!address.is_unspecified()) return url_at(address.to_string());
+  return url_at(address.is_v6() ? "::1" : "127.0.0.1");
+}
+
+std::string Server::Impl::resolvable_url() const {
+  const bool doubtful = options().uds_path.empty() && is_everywhere(options().host);
+  return doubtful && !resolves(asio::ip::host_name()) ? local_url() : url();
+}
+
+std::string Server::Impl::url_at(const std::string& host) const {
   bool v6 = host.find(':') != std::string::npos;
-  return format(v6 ? "{}://[{}]:{}" : "{}://{}:{}", scheme, host, port_);
+  return format(v6 ? "{}://[{}]:{}" : "{}://{}:{}", tls_ ? "https" : "http", host, port());
+}
+
+std::string Server::Impl::certificate() const {
+  if (!tls_) return "";
+  std::unique_ptr<BIO, int (*)(BIO*)> pem(BIO_new(BIO_s_mem()), BIO_free);
+  PEM_write_bio_X509(pem.get(), SSL_CTX_get0_certificate(tls_->native_handle()));
+  char* text = nullptr;
+  auto bytes = static_cast<size_t>(BIO_get_mem_data(pem.get(), &text));
+  return {text, bytes};
 }
 
 Result<std::unique_ptr<Server>> Server::create(ServerOptions options, Handler handler) {
@@ -194,6 +232,9 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Server::~Server() = default;
 uint16_t Server::port() const { return impl_->port(); }
 std::string Server::url() const { return impl_->url(); }
+std::string Server::local_url() const { return impl_->local_url(); }
+std::string Server::resolvable_url() const { return impl_->resolvable_url(); }
+std::string Server::certificate() const { return impl_->certificate(); }
 void Server::stop_accepting() { impl_->stop_accepting(); }
 Status Server::shutdown(Deadline deadline) { return impl_->shutdown(deadline); }
 

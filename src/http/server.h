@@ -55,6 +55,13 @@ class Server {
 
   uint16_t port() const;    // 0 on a Unix socket
   std::string url() const;  // "http://127.0.0.1:8000", "http+unix://%2Ftmp%2Fs"
+  // For programs of this machine: an address, and no name that would have to be resolved.
+  std::string local_url() const;
+  // url(), or local_url() where it has the name of this machine and that does not resolve, as in some
+  // containers. May ask the network.
+  std::string resolvable_url() const;
+  // The one that it shows, as PEM; empty without TLS.
+  std::string certificate() const;
 
   // Closes the listening socket; open connections go on. Not from an I/O thread, nor is shutdown().
   void stop_accepting();

@@ -41,10 +41,11 @@ class Transport {
 std::unique_ptr<Transport> make_plain_transport(StreamSocket socket);
 
 std::unique_ptr<Transport> make_tls_server_transport(StreamSocket socket, asio::ssl::context& context);
-// `host` is what the certificate must name when the context verifies.
+// Where the context verifies, the certificate must name `host`, unless `checks_host` is false.
 std::unique_ptr<Transport> make_tls_client_transport(StreamSocket socket,
                                                      asio::ssl::context& context,
-                                                     const std::string& host);
+                                                     const std::string& host,
+                                                     bool checks_host);
 
 // "127.0.0.1:80", "[::1]:80" or "unix".
 std::string peer_name(const StreamSocket& socket);

@@ -334,6 +334,7 @@ Result<std::unique_ptr<ApiServer>> ApiServer::start(const ServerOptions& options
 
 uint16_t ApiServer::port() const { return impl_->http->port(); }
 std::string ApiServer::url() const { return impl_->http->url(); }
+std::string ApiServer::resolvable_url() const { return impl_->http->resolvable_url(); }
 
 std::vector<Route> ApiServer::routes() const {
   std::vector<Route> all;

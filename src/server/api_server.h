@@ -30,8 +30,9 @@ class ApiServer {
   // shutdown() without waiting for anything but texts that are being tokenized.
   ~ApiServer();
 
-  uint16_t port() const;    // 0 on a Unix socket
-  std::string url() const;  // "http://127.0.0.1:8000"
+  uint16_t port() const;               // 0 on a Unix socket
+  std::string url() const;             // "http://127.0.0.1:8000"
+  std::string resolvable_url() const;  // as http::Server's
 
   // All that it serves.
   std::vector<Route> routes() const;

@@ -101,6 +101,18 @@ TEST(ReplicaWatch, FailingIsCountedUntilItIsWellAgain) {
   EXPECT_EQ(watch->failing_us(kOne), 0);
 }
 
+TEST(ReplicaWatch, TellsOnceWhyOneIsNotWell) {
+  testing::internal::CaptureStderr();
+  Replica replica([](int) { return 503; });
+  auto watch = make_http_watch(milliseconds(10), milliseconds(200));
+  watch->watch(kOne, replica.url());
+  EXPECT_TRUE(wait_for([&] { return replica.num_probes >= 5; }));
+  watch.reset();
+  std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("it answers 503"), log.npos) << log;
+  EXPECT_EQ(log.find("it answers 503"), log.rfind("it answers 503")) << log;
+}
+
 TEST(ReplicaWatch, OneIsAskedWhereAnotherIsForgotten) {
   Replica replica([](int) { return 503; });
   auto watch = make_http_watch(milliseconds(10), milliseconds(200));

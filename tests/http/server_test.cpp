@@ -1,6 +1,7 @@
 // The server's main paths over real sockets: echo, keep-alive, pipelining, routing, draining, addresses.
 #include "src/http/server.h"
 
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,6 +44,27 @@ TEST(Server, NamesItsHostWhereItListensAtAllAddresses) {
     EXPECT_EQ(server->url(), std::string("http://") + name + ":" + std::to_string(server->port()));
   }
   EXPECT_TRUE(start(echo)->url().starts_with("http://127.0.0.1:"));
+}
+
+TEST(Server, HasALocalUrlThatNothingNeedsToResolve) {
+  for (const char* host : {"127.0.0.1", "localhost", "0.0.0.0", "::"}) {
+    auto server = Server::create({.host = host}, echo);
+    if (!server.ok() && std::string(host) == "::") continue;  // a machine without IPv6
+    ASSERT_TRUE(server.ok()) << server.status().to_string();
+    std::string url = server.value()->local_url();
+    EXPECT_TRUE(url.starts_with("http://127.0.0.1:") || url.starts_with("http://[::1]:")) << url;
+    EXPECT_TRUE(request({.url = url}, soon()).ok()) << url;
+  }
+}
+
+TEST(Server, ANameThatDoesNotResolveIsNoUrlOfReplicas) {
+  std::thread([] {
+    // Of this thread alone.
+    if (::unshare(CLONE_NEWUTS) != 0 || ::sethostname("llm-dist.invalid", 16) != 0) return;
+    auto server = start(echo, {.host = "0.0.0.0"});
+    EXPECT_TRUE(server->url().starts_with("http://llm-dist.invalid:"));
+    EXPECT_TRUE(request({.url = server->resolvable_url()}, soon()).ok()) << server->resolvable_url();
+  }).join();
 }
 
 TEST(Server, AnswersPipelinedRequestsInOrder) {

@@ -4,6 +4,7 @@
 #include <openssl/x509v3.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <thread>
 
 #include "tests/http/raw_client.h"
@@ -14,8 +15,8 @@ namespace {
 // A self-signed certificate for 127.0.0.1 in PEM files that go away with it.
 class Certificate {
  public:
-  Certificate() {
-    std::string stem = "/tmp/llm_dist_tls_" + std::to_string(::getpid());
+  explicit Certificate(const std::string& file = "own") {
+    std::string stem = "/tmp/llm_dist_tls_" + std::to_string(::getpid()) + file;
     cert_file = stem + ".crt";
     key_file = stem + ".key";
     EVP_PKEY* key = EVP_EC_gen("P-256");
@@ -106,6 +107,32 @@ TEST_F(Tls, TheClientVerifies) {
       trusting_client().request({.url = "https://localhost:" + std::to_string(server->port())}, soon());
   EXPECT_EQ(wrong_name.status().code(), StatusCode::kFailedPrecondition)
       << "the certificate names 127.0.0.1 only";
+}
+
+std::string text_of(const std::string& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_F(Tls, APinnedCertificateIsTrustedUnderAnyName) {
+  auto server = start_tls(ok);
+  EXPECT_EQ(server->certificate(), text_of(certificate_.cert_file));
+  EXPECT_EQ(start(ok)->certificate(), "");
+  const std::string url = "https://localhost:" + std::to_string(server->port());
+  Client client(ClientOptions{.tls_pinned_file = certificate_.cert_file});
+  auto response = client.request({.url = url}, soon());
+  EXPECT_TRUE(response.ok()) << response.status().to_string();
+  Client nothing_pinned(ClientOptions{.tls_pinned_file = certificate_.key_file});
+  EXPECT_EQ(nothing_pinned.request({.url = url}, soon()).status().code(), StatusCode::kInvalidArgument);
+}
+
+// The rest of the file are those that have signed it: they sign for others too.
+TEST_F(Tls, OfAPinnedFileTheFirstCertificateAloneIsTrusted) {
+  auto server = start_tls(ok);
+  Certificate pinned("pinned");
+  std::ofstream(pinned.cert_file, std::ios::app) << text_of(certificate_.cert_file);
+  Client client(ClientOptions{.tls_pinned_file = pinned.cert_file});
+  EXPECT_EQ(client.request(get(*server, "/"), soon()).status().code(), StatusCode::kFailedPrecondition);
 }
 
 TEST_F(Tls, AHandshakeThatNeverComesTimesOut) {

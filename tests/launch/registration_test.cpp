@@ -44,6 +44,30 @@ TEST(Registration, AsksAgainWhileTheAnswerIsForNow) {
   }
 }
 
+size_t num_times(const std::string& text, const std::string& what) {
+  size_t count = 0;
+  for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++count;
+  return count;
+}
+
+TEST(Registration, TellsEachKindOfFailureOnce) {
+  testing::internal::CaptureStderr();
+  {
+    Coordinator coordinator({503, 503, 429, 200});
+    Registration registration(coordinator.url(), "{}", "");
+    EXPECT_TRUE(coordinator.is_asked(4));
+    Registration nobody_there("http://127.0.0.1:1", "{}", "");
+    Registration untrusted("https://127.0.0.1:1", "{}", "/no/such/certificate");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  }
+  std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(num_times(log, "warning"), 4u) << log;
+  EXPECT_EQ(num_times(log, "it answers 503"), 1u) << log;
+  EXPECT_EQ(num_times(log, "it answers 429"), 1u) << log;
+  EXPECT_EQ(num_times(log, "Connection refused"), 1u) << log;
+  EXPECT_EQ(num_times(log, "/no/such/certificate"), 1u) << log;
+}
+
 TEST(Registration, ARefusalIsForGood) {
   Coordinator coordinator({403});
   Registration registration(coordinator.url(), "{}", "");
