@@ -21,11 +21,6 @@ constexpr int64_t kEndOfReplicaUs = 5'000'000;  // after its last request, until
 constexpr const char* kLost = "launch_interrupted";
 constexpr const char* kSuspendedWhy = "suspended";
 
-bool holds_slots(const Job& job) {
-  return job.state == kStarting || job.state == kRunning || job.state == kCancelling ||
-         job.state == kFinalizing;
-}
-
 // What a crash of ours interrupted, or a user suspended, is not the job's failure.
 bool is_failure(std::string_view why) { return why != kLost && why != kSuspendedWhy; }
 bool is_failure(const Attempt& attempt) { return is_failure(attempt.reason); }
@@ -79,9 +74,8 @@ Status Supervisor::tick() {
   ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.jobs(active));
   std::reverse(jobs.begin(), jobs.end());  // oldest first
   SlotUse use{.num_slots = parts_.launcher.num_slots()};
-  for (const Job& job : jobs) {
-    if (holds_slots(job)) use.add(job.project, read_job_spec(job.spec).num_ranks());
-  }
+  ASSIGN_OR_RETURN(std::vector<HeldSlots> held, parts_.store.held_slots());
+  for (const HeldSlots& each : held) use.add(each.project, each.slots);
   // Those that failed go before what is new: small jobs would keep a large one from ever coming back.
   Queue queue(std::move(use));
   for (const Job& job : jobs) RETURN_IF_ERROR(look_after(job, queue));

@@ -67,16 +67,17 @@ void OverviewApi::show(const WriterPtr& writer) const {
 Result<std::string> OverviewApi::render() const {
   using enum JobState;
   ASSIGN_OR_RETURN(JobCounts counts, parts_.store.counts());
-  ASSIGN_OR_RETURN(
-      std::vector<Job> jobs,
-      parts_.store.jobs({.states = {kStarting, kRunning, kRecovering, kCancelling}, .limit = kMaxReplicas}));
+  ASSIGN_OR_RETURN(std::vector<Job> jobs,
+                   parts_.store.jobs({.states = {kStarting, kRunning, kRecovering, kCancelling, kFinalizing},
+                                      .limit = kMaxReplicas}));
+  ASSIGN_OR_RETURN(std::vector<HeldSlots> held, parts_.store.held_slots());
   int slots_used = 0;
+  for (const HeldSlots& each : held) slots_used += each.slots;
   ordered_json replicas = ordered_json::array();
   for (const Job& job : jobs) {
     ASSIGN_OR_RETURN(std::vector<Attempt> attempts, parts_.store.attempts(job.id));
     if (attempts.empty()) continue;
     const Attempt& last = attempts.back();
-    if (last.state != AttemptState::kEnded) slots_used += last.slots;
     if (job.kind != JobKind::kBench) {
       replicas.push_back(replica_json(job, last, parts_.loads.of(job.id, last.number)));
     }

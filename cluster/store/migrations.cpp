@@ -324,7 +324,13 @@ DROP INDEX jobs_by_turn;
 CREATE INDEX jobs_by_turn ON jobs (state, created_us - priority * 600000000, id, project);
 )sql";
 
-constexpr const char* kMigrations[] = {kJobs, kTurns, kBatches, kRetention, kBatchReplicas, kQuotas};
+// Finding what holds slots.
+constexpr const char* kHeldSlots = R"sql(
+CREATE INDEX attempts_open ON attempts (job) WHERE state <> 'ended';
+)sql";
+
+constexpr const char* kMigrations[] = {
+    kJobs, kTurns, kBatches, kRetention, kBatchReplicas, kQuotas, kHeldSlots};
 
 }  // namespace
 

@@ -12,6 +12,10 @@ const std::string kJobColumns =
 
 const std::string kTurn = "created_us - priority * 600000000";  // as jobs_by_turn has it
 
+// Attempts that hold slots, and whose they are.
+const std::string kHeld =
+    "attempts INDEXED BY attempts_open JOIN jobs ON jobs.id = attempts.job WHERE attempts.state <> 'ended'";
+
 // The database's CHECK constraints allow no other word.
 template <typename T>
 T known(Result<T> value) {
@@ -163,13 +167,20 @@ Result<std::vector<Job>> query_waiting(Database& database, const WaitingFilter& 
   return read_all<Job>(rows, read_job);
 }
 
+Result<std::vector<HeldSlots>> query_held_slots(Database& database) {
+  Statement rows = database.prepare("SELECT job, project, slots FROM " + kHeld + " ORDER BY job");
+  return read_all<HeldSlots>(rows, [](const Statement& row) {
+    return HeldSlots{
+        .job = row.integer(0), .project = row.text(1), .slots = static_cast<int>(row.integer(2))};
+  });
+}
+
 Result<std::vector<ProjectUsage>> query_projects(Database& database) {
   Statement rows = database.prepare(
-      "SELECT project, sum(queued), sum(slots IS NOT NULL AND NOT queued), sum(coalesce(slots, 0)) FROM ("
-      "SELECT project, state = 'QUEUED' AS queued, CASE WHEN state = 'QUEUED' THEN NULL ELSE "
-      "(SELECT slots FROM attempts WHERE job = jobs.id AND number = jobs.attempt) END AS slots FROM jobs "
-      "WHERE state IN ('QUEUED', 'STARTING', 'RUNNING', 'CANCELLING', 'FINALIZING')) "
-      "GROUP BY project ORDER BY project");
+      "SELECT project, sum(queued), sum(NOT queued), sum(slots) FROM ("
+      "SELECT project, 1 AS queued, 0 AS slots FROM jobs WHERE state = 'QUEUED' UNION ALL "
+      "SELECT project, 0, slots FROM " +
+      kHeld + ") GROUP BY project ORDER BY project");
   return read_all<ProjectUsage>(rows, [](const Statement& row) {
     return ProjectUsage{.project = row.text(0),
                         .num_queued = row.integer(1),

@@ -15,6 +15,7 @@ Result<std::vector<Event>> query_events(Database& database, JobId job, int64_t a
 Result<std::vector<Attempt>> query_attempts(Database& database, JobId job);
 Result<JobCounts> query_counts(Database& database);
 Result<std::vector<Job>> query_waiting(Database& database, const WaitingFilter& filter);
+Result<std::vector<HeldSlots>> query_held_slots(Database& database);
 Result<std::vector<ProjectUsage>> query_projects(Database& database);
 Result<std::optional<GivenAnswer>> query_answer(Database& database,
                                                 const std::string& project,

@@ -59,6 +59,9 @@ class SqliteStore : public Store, private BatchStore {
   Result<std::vector<Job>> waiting(const WaitingFilter& filter) override {
     return read([&](Database& database) { return query_waiting(database, filter); });
   }
+  Result<std::vector<HeldSlots>> held_slots() override {
+    return read([](Database& database) { return query_held_slots(database); });
+  }
   Result<std::vector<ProjectUsage>> projects() override {
     return read([](Database& database) { return query_projects(database); });
   }

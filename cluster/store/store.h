@@ -47,6 +47,13 @@ struct GivenAnswer {
   JobId job = 0;
 };
 
+// The slots of an attempt that has not ended: nothing else holds any.
+struct HeldSlots {
+  JobId job = 0;
+  std::string project;
+  int slots = 0;
+};
+
 // What a project has of what is limited.
 struct ProjectUsage {
   std::string project;
@@ -85,6 +92,8 @@ class Store {
   // QUEUED jobs in the order in which they should start: by priority, where ten minutes of waiting count as
   // much as one step of priority, so that nobody waits for ever.
   virtual Result<std::vector<Job>> waiting(const WaitingFilter& filter) = 0;
+  // By job.
+  virtual Result<std::vector<HeldSlots>> held_slots() = 0;
   // Those that have anything, by name.
   virtual Result<std::vector<ProjectUsage>> projects() = 0;
   // Nothing: no request of the project had this key.

@@ -183,5 +183,18 @@ TEST_F(ReplicaLoadsTest, WhatDoesNotAnswerHasNone) {
   EXPECT_EQ(sampled_->of(1, 1), std::nullopt);
 }
 
+TEST_F(ReplicaLoadsTest, AreShownWithTheirSlotsUntilTheyHaveEnded) {
+  auto used = [&] { return send("GET", "/v1/overview").body["slots"]["used"].get<int>(); };
+  EXPECT_EQ(used(), 2);
+  for (JobState state : {JobState::kFinalizing, JobState::kSucceeded}) {
+    ChangeJob change{.job = 1, .to = state};
+    if (state == JobState::kSucceeded) change.attempt_change = AttemptChange{.state = AttemptState::kEnded};
+    ASSERT_TRUE(commit_->commit(1, change).ok());
+    const bool holds = state == JobState::kFinalizing;
+    EXPECT_EQ(used(), holds ? 2 : 0) << to_string(state);
+    EXPECT_EQ(send("GET", "/v1/overview").body["replicas"].size(), holds ? 1u : 0u);
+  }
+}
+
 }  // namespace
 }  // namespace llm_dist::cluster

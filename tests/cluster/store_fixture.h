@@ -73,6 +73,7 @@ class ForwardingStore : public Store {
   Result<std::vector<Attempt>> attempts(JobId job) override { return store_->attempts(job); }
   Result<JobCounts> counts() override { return store_->counts(); }
   Result<std::vector<Job>> waiting(const WaitingFilter& filter) override { return store_->waiting(filter); }
+  Result<std::vector<HeldSlots>> held_slots() override { return store_->held_slots(); }
   Result<std::vector<ProjectUsage>> projects() override { return store_->projects(); }
   Result<std::optional<GivenAnswer>> answer_to(const std::string& project, const std::string& key) override {
     return store_->answer_to(project, key);

@@ -321,6 +321,29 @@ TEST_P(StoreTest, ProjectsAreCountedWithWhatTheyHold) {
   EXPECT_EQ(usage[0].num_slots, 3);
 }
 
+TEST_P(StoreTest, SlotsAreHeldUntilTheAttemptHasEnded) {
+  JobId id = apply_one(*store_, a_job()).value().id;
+  EXPECT_TRUE(store_->held_slots().value().empty());
+  ASSERT_TRUE(apply_one(*store_, StartAttempt{.job = id, .launcher = "l", .slots = 3}).ok());
+  auto expect_held = [&] {
+    std::vector<HeldSlots> held = store_->held_slots().value();
+    ASSERT_EQ(held.size(), 1u);
+    EXPECT_EQ(held[0].job, id);
+    EXPECT_EQ(held[0].project, a_job().project);
+    EXPECT_EQ(held[0].slots, 3);
+    EXPECT_EQ(store_->projects().value().at(0).num_slots, 3);
+  };
+  expect_held();
+  for (JobState state : {kRunning, kFinalizing}) {
+    ASSERT_TRUE(apply_one(*store_, ChangeJob{.job = id, .to = state}).ok());
+    expect_held();
+  }
+  AttemptChange ended{.state = AttemptState::kEnded};
+  ASSERT_TRUE(apply_one(*store_, ChangeAttempt{.job = id, .attempt = 1, .change = ended}).ok());
+  EXPECT_TRUE(store_->held_slots().value().empty()) << "although its results are still being written";
+  EXPECT_TRUE(store_->projects().value().empty());
+}
+
 TEST_P(StoreTest, NoMoreJobsWaitThanMay) {
   auto submit_up_to = [&](const std::string& key, int most) {
     SubmitJob job = a_job(key);
