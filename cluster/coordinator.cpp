@@ -97,7 +97,7 @@ class Coordinator::Impl {
         secrets_(std::move(secrets)),
         launcher_(make_local_launcher({.program = options_.program,
                                        .store_path = options_.store_path,
-                                       .num_slots = options_.num_slots,
+                                       .slots = options_.slots,
                                        .orphan_seconds = options_.orphan_seconds,
                                        .open_files = open_files_.before})),
         watch_(make_http_watch()),
@@ -126,7 +126,7 @@ class Coordinator::Impl {
         overview_api_({.store = *store_,
                        .workers = workers_,
                        .loads = loads_,
-                       .num_slots = options_.num_slots,
+                       .num_slots = options_.slots.num_slots,
                        .version = options_.version}),
         workers_(kReaderThreads),
         file_workers_(kFileThreads),
@@ -234,7 +234,7 @@ Status Coordinator::Impl::write_certificate() {
 
 // Whatever clients and batches do, the coordinator finds descriptors for what it does itself.
 int Coordinator::Impl::items_per_replica() const {
-  size_t fit = items_within(open_files_.now, kOwnFiles, options_.num_slots);
+  size_t fit = items_within(open_files_.now, kOwnFiles, options_.slots.num_slots);
   if (fit >= static_cast<size_t>(options_.batch_concurrency)) return options_.batch_concurrency;
   log_warning(
       "{} requests of a batch at a time on each replica, and not {}: only {} files may be open (ulimit -Hn)",
@@ -245,7 +245,7 @@ int Coordinator::Impl::items_per_replica() const {
 }
 
 size_t Coordinator::Impl::max_connections(size_t wanted, int items) const {
-  rlim_t of_batches = static_cast<rlim_t>(options_.num_slots) * (items + kItemClientFiles);
+  rlim_t of_batches = static_cast<rlim_t>(options_.slots.num_slots) * (items + kItemClientFiles);
   size_t fit = clients_within(open_files_.now, kOwnFiles + of_batches);
   if (fit >= wanted) return wanted;
   log_warning("{} connections at a time, and not {}: only {} files may be open (ulimit -Hn)",

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cluster/api/access.h"
+#include "cluster/slot_resources.h"
 #include "src/base/clock.h"
 #include "src/base/status.h"
 
@@ -17,7 +18,7 @@ struct CoordinatorOptions {
   std::string catalogue_file{};  // see Catalogue
   std::string program{};         // llm-dist, started for each attempt
   std::string version{};
-  int num_slots = 1;        // ranks at a time on this machine
+  SlotResources slots{};    // ranks at a time on this machine, and what they run on
   int orphan_seconds = 60;  // replicas end when no coordinator has come back by then
   int drain_seconds = 30;   // for the open requests of a replica that is to end
   int keep_days = 30;       // what is left of a job that has ended; 0: for ever

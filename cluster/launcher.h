@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cluster/slots.h"
 #include "src/base/status.h"
 
 namespace llm_dist::cluster {
@@ -20,6 +21,7 @@ struct LaunchRequest {
   std::vector<std::string> arguments;  // of llm-dist
   std::vector<std::pair<std::string, std::string>> environment{};
   int num_ranks = 1;
+  std::vector<int> slots{};  // one for each rank: what they run on
 };
 
 struct Observation {
@@ -36,7 +38,8 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual std::string_view name() const = 0;
-  virtual int num_slots() const = 0;
+  // As none is held.
+  virtual Slots slots() const = 0;
   // The handle by which it is found again, also by another coordinator process on this machine.
   virtual Result<std::string> launch(const LaunchRequest& request) = 0;
   // An error, here and below: it cannot be told now what lives, and nothing may be concluded; to be asked

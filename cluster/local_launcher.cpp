@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 #include "cluster/world_folder.h"
 #include "src/base/clock.h"
 #include "src/base/format.h"
+#include "src/base/log.h"
 
 namespace llm_dist::cluster {
 namespace {
@@ -98,9 +100,39 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return result;
 }
 
+// Binds this thread, for what it starts meanwhile: a process has the cores of the thread that started it,
+// from its first instruction on.
+class BoundTo {
+ public:
+  explicit BoundTo(const std::vector<int>& cpus) {
+    if (cpus.empty() || sched_getaffinity(0, sizeof before_, &before_) != 0) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
+    bound_ = sched_setaffinity(0, sizeof set, &set) == 0;
+    if (!bound_) log_warning("what runs on cores {}… is bound to none: {}", cpus.front(), strerror(errno));
+  }
+  ~BoundTo() {
+    if (bound_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+  BoundTo(const BoundTo&) = delete;
+  BoundTo& operator=(const BoundTo&) = delete;
+
+ private:
+  cpu_set_t before_{};
+  bool bound_ = false;
+};
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ",") + word;
+  return text;
+}
+
 // Only what a program needs to run: nothing of a batch system's or an MPI's that the coordinator was started
-// under.
-std::vector<std::string> clean_environment(const LaunchRequest& request) {
+// under, and no GPU but those of its slots.
+std::vector<std::string> clean_environment(const LaunchRequest& request,
+                                           const std::vector<std::string>& gpus) {
   constexpr const char* kKept[] = {"PATH",
                                    "HOME",
                                    "USER",
@@ -108,13 +140,14 @@ std::vector<std::string> clean_environment(const LaunchRequest& request) {
                                    "TZ",
                                    "TMPDIR",
                                    "LD_LIBRARY_PATH",
-                                   "CUDA_VISIBLE_DEVICES",
+                                   "CUDA_DEVICE_ORDER",
                                    "SSL_CERT_FILE",
                                    "SSL_CERT_DIR"};
   std::vector<std::string> environment;
   for (const char* name : kKept) {
     if (const char* value = std::getenv(name)) environment.push_back(format("{}={}", name, value));
   }
+  environment.push_back("CUDA_VISIBLE_DEVICES=" + joined(gpus));
   environment.push_back(format("{}={}", kMarkVariable, request.mark));
   for (const auto& [name, value] : request.environment) environment.push_back(format("{}={}", name, value));
   return environment;
@@ -125,7 +158,7 @@ class LocalLauncher : public Launcher {
   explicit LocalLauncher(LocalLauncherOptions options) : options_(std::move(options)) {}
 
   std::string_view name() const override { return "local"; }
-  int num_slots() const override { return options_.num_slots; }
+  Slots slots() const override { return options_.slots.free_slots(); }
   Result<std::string> launch(const LaunchRequest& request) override;
   Result<Observation> observe(const std::string& handle, const std::string& folder) override;
   Status stop(const std::string& handle, StopMode mode) override;
@@ -190,7 +223,7 @@ Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
   std::filesystem::create_directories(request.folder, error);
   if (error) return failed_precondition(format("{}: {}", request.folder, error.message()));
   std::vector<std::string> words = command(request);
-  std::vector<std::string> environment = clean_environment(request);
+  std::vector<std::string> environment = clean_environment(request, options_.slots.gpus_of(request.slots));
   if (request.num_ranks > 1) {
     ASSIGN_OR_RETURN(std::string world, make_world_folder(request.folder));
     for (const auto& [name, value] : world_folder_variables(world)) {
@@ -199,12 +232,16 @@ Result<std::string> LocalLauncher::launch(const LaunchRequest& request) {
   }
   Spawn spawn(log_file_of(request.folder));
   pid_t pid = 0;
-  int failed = posix_spawn(&pid,
-                           options_.program.c_str(),
-                           &spawn.actions,
-                           &spawn.attributes,
-                           pointers(words).data(),
-                           pointers(environment).data());
+  int failed = 0;
+  {
+    BoundTo bound(options_.slots.cpus_of(request.slots));
+    failed = posix_spawn(&pid,
+                         options_.program.c_str(),
+                         &spawn.actions,
+                         &spawn.attributes,
+                         pointers(words).data(),
+                         pointers(environment).data());
+  }
   if (failed != 0) {
     remove_world_folder(request.folder);
     return failed_precondition(format("cannot start {}: {}", options_.program, strerror(failed)));

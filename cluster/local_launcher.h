@@ -9,13 +9,14 @@
 #include <string>
 
 #include "cluster/launcher.h"
+#include "cluster/slot_resources.h"
 
 namespace llm_dist::cluster {
 
 struct LocalLauncherOptions {
-  std::string program;                 // llm-dist itself
-  std::string store_path;              // whose lock tells keepers that a coordinator lives
-  int num_slots = 1;                   // ranks at a time
+  std::string program;     // llm-dist itself
+  std::string store_path;  // whose lock tells keepers that a coordinator lives
+  SlotResources slots{};
   int orphan_seconds = 60;             // without any coordinator, then a keeper ends its attempt
   std::optional<rlimit> open_files{};  // of what it starts; nothing: as this process
 };

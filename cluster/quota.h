@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "cluster/slots.h"
 
 namespace llm_dist::cluster {
 
@@ -28,11 +31,10 @@ struct SlotUse {
     int num_jobs = 0;
     int num_slots = 0;
   };
-  int num_slots = 0;  // of the machine
-  int num_used = 0;
+  Slots slots;  // of the machine
   std::map<std::string, Project> projects{};
 
-  void add(const std::string& project, int ranks);
+  void add(const std::string& project, std::span<const int> taken);
 };
 
 enum class Verdict : uint8_t {
@@ -41,15 +43,19 @@ enum class Verdict : uint8_t {
   kWaitForQuota,
   kNever,  // it needs more slots than there are, or than its project may have
 };
-Verdict judge(const Candidate& candidate, const SlotUse& use, const ProjectQuota& quota);
+struct Turn {
+  Verdict verdict = Verdict::kNever;
+  std::vector<int> slots{};  // of one that starts
+};
+Turn judge(const Candidate& candidate, const SlotUse& use, const ProjectQuota& quota);
 
 // Goes through candidates in the order of their turn. Who waits for slots holds up everybody behind, unless
 // it may be overtaken; who waits for its project's quota holds up its own project only.
 class Queue {
  public:
   explicit Queue(SlotUse use) : use_(std::move(use)) {}
-  // A candidate that starts is counted.
-  Verdict next(const Candidate& candidate, const ProjectQuota& quota);
+  // What a candidate that starts takes is taken.
+  Turn next(const Candidate& candidate, const ProjectQuota& quota);
   bool is_held_up() const { return held_up_; }
   const std::vector<std::string>& projects_held_up() const { return projects_held_up_; }
 

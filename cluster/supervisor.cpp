@@ -73,9 +73,9 @@ Status Supervisor::tick() {
                    .limit = kActiveAtOnce};
   ASSIGN_OR_RETURN(std::vector<Job> jobs, parts_.store.jobs(active));
   std::reverse(jobs.begin(), jobs.end());  // oldest first
-  SlotUse use{.num_slots = parts_.launcher.num_slots()};
+  SlotUse use{.slots = parts_.launcher.slots()};
   ASSIGN_OR_RETURN(std::vector<HeldSlots> held, parts_.store.held_slots());
-  for (const HeldSlots& each : held) use.add(each.project, each.slots);
+  for (const HeldSlots& each : held) use.add(each.project, each.slot_numbers);
   // Those that failed go before what is new: small jobs would keep a large one from ever coming back.
   Queue queue(std::move(use));
   for (const Job& job : jobs) RETURN_IF_ERROR(look_after(job, queue));
@@ -363,16 +363,18 @@ Status Supervisor::start_waiting(Queue& queue) {
 Result<bool> Supervisor::start_if_room(const Job& job, Queue& queue) {
   const Candidate candidate = candidate_of(job);
   const ProjectQuota quota = parts_.catalogue.quota(job.project);
-  switch (queue.next(candidate, quota)) {
-    case Verdict::kStart: RETURN_IF_ERROR(start(job)); return true;
+  const Turn turn = queue.next(candidate, quota);
+  switch (turn.verdict) {
+    case Verdict::kStart: RETURN_IF_ERROR(start(job, turn.slots)); return true;
     case Verdict::kNever: break;
     default: return false;
   }
   const int ranks = candidate.ranks;
-  const int slots = parts_.launcher.num_slots();
+  const Slots slots = parts_.launcher.slots();
   std::string message =
-      ranks > slots
-          ? format("{} ranks, and there are {} slots", ranks, slots)
+      ranks > slots.size() ? format("{} ranks, and there are {} slots", ranks, slots.size())
+      : ranks > slots.most_ranks()
+          ? format("{} ranks, and the {} slots share {} GPUs", ranks, slots.size(), slots.most_ranks())
           : format("{} ranks, and project '{}' may have {} slots", ranks, job.project, quota.max_slots);
   RETURN_IF_ERROR(write({.job = job.id,
                          .expected_version = job.version,
@@ -382,7 +384,7 @@ Result<bool> Supervisor::start_if_room(const Job& job, Queue& queue) {
   return true;
 }
 
-Status Supervisor::start(const Job& job) {
+Status Supervisor::start(const Job& job, const std::vector<int>& slots) {
   int64_t number = job.attempt + 1;
   Result<LaunchRequest> plan = plan_attempt(
       job, number, parts_.catalogue, parts_.places, parts_.secrets, parts_.options.drain_seconds);
@@ -393,12 +395,14 @@ Status Supervisor::start(const Job& job) {
                   .reason = "model_not_found",
                   .message = plan.status().message()});
   }
+  plan->slots = slots;
   Outcome begun =
       parts_.commit(StartAttempt{.job = job.id,
                                  .expected_version = job.version,
                                  .launcher = std::string(parts_.launcher.name()),
                                  .secret_hash = http::sha256_hex(parts_.secrets.registration(job.id, number)),
-                                 .slots = plan.value().num_ranks});
+                                 .slots = plan.value().num_ranks,
+                                 .slot_numbers = slots});
   // A user was faster: the next tick sees what there is.
   if (!begun.ok())
     return begun.status().code() == StatusCode::kFailedPrecondition ? ok_status() : begun.status();

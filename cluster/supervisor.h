@@ -89,7 +89,7 @@ class Supervisor {
   Status expire_waiting();
   Status start_recovering(const Job& job, Queue& queue);
   Status start_waiting(Queue& queue);
-  Status start(const Job& job);
+  Status start(const Job& job, const std::vector<int>& slots);
   Status launch_failed(JobId id, int64_t number, const Status& why);
   Result<bool> start_if_room(const Job& job, Queue& queue);
   Status write(ChangeJob change);

@@ -6,11 +6,14 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
-#include <thread>
+#include <set>
 
 #include "cluster/store/location.h"
 #include "launch/commands.h"
+#include "launch/device_choice.h"
 #include "launch/endpoint_file.h"
+#include "launch/gpu_names.h"
+#include "launch/placement.h"
 #include "launch/shutdown_signal.h"
 #include "src/base/log.h"
 
@@ -23,7 +26,29 @@ struct CoordinatorFlags {
   cluster::CoordinatorOptions options;
   std::string endpoint_file;
   std::string api_key_file;
+  std::vector<std::string> gpus;  // empty: looked for
+  int num_slots = 0;              // 0: see find_resources()
 };
+
+constexpr auto kGpuPatience = std::chrono::seconds(120);
+constexpr const char* kNoGpus = "none";
+
+// A slot for each GPU, or else for each core, unless told otherwise.
+Result<cluster::SlotResources> find_resources(const CoordinatorFlags& flags) {
+  cluster::SlotResources found{.gpus = flags.gpus, .cpus = allowed_cpus()};
+  if (flags.gpus == std::vector<std::string>{kNoGpus}) {
+    found.gpus.clear();
+  } else if (flags.gpus.empty()) {
+    auto gpus = find_gpus(visible_gpus, kGpuPatience);
+    if (!gpus.ok()) return gpus.status().with_context("looking for GPUs (--gpus names them, or none)");
+    found.gpus = std::move(*gpus);
+  }
+  if (std::set<std::string>(found.gpus.begin(), found.gpus.end()).size() < found.gpus.size())
+    return invalid_argument("--gpus names one twice: for several slots on a GPU, raise --slots");
+  const size_t natural = found.gpus.empty() ? found.cpus.size() : found.gpus.size();
+  found.num_slots = flags.num_slots > 0 ? flags.num_slots : std::max(1, static_cast<int>(natural));
+  return found;
+}
 
 void reread_catalogue(cluster::Coordinator& coordinator, const std::string& file) {
   Status status = coordinator.reread_catalogue();
@@ -34,6 +59,7 @@ void reread_catalogue(cluster::Coordinator& coordinator, const std::string& file
 Status serve(CoordinatorFlags& flags) {
   // The store holds what was asked and answered, and so may what jobs leave behind.
   umask(S_IRWXG | S_IRWXO);
+  ASSIGN_OR_RETURN(flags.options.slots, find_resources(flags));
   cluster::Coordinator* started = nullptr;
   // Before any thread is started, so that every thread inherits its mask.
   ShutdownSignal signal([&] { reread_catalogue(*started, flags.options.catalogue_file); });
@@ -45,6 +71,8 @@ Status serve(CoordinatorFlags& flags) {
   started = coordinator.get();
   RETURN_IF_ERROR(endpoint.write(coordinator->url()));
   log_info("coordinator at {}, store {}", coordinator->url(), flags.options.store_path);
+  const cluster::SlotResources& slots = flags.options.slots;
+  log_info("{} slots on {} GPUs and {} cores", slots.num_slots, slots.gpus.size(), slots.cpus.size());
   std::string why = signal.wait();
   log_info("{}: running jobs go on without a coordinator for {} s", why, flags.options.orphan_seconds);
   coordinator->stop(Deadline::after_seconds(kCloseSeconds));
@@ -63,16 +91,19 @@ int run(CoordinatorFlags flags) {
 RunCommand add_coordinator(CLI::App& program) {
   auto flags = std::make_shared<CoordinatorFlags>();
   flags->options.store_path = cluster::default_store_path();
-  flags->options.num_slots = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   flags->options.version = LLM_DIST_VERSION;
   CLI::App* app = program.add_subcommand("coordinator", "Take jobs over an API and run them");
   app->add_option("--catalogue", flags->options.catalogue_file, "JSON file of the models that jobs may name")
       ->required();
   app->add_option("--store", flags->options.store_path, "The durable store, on a local disk")
       ->capture_default_str();
-  app->add_option("--slots", flags->options.num_slots, "Ranks that may run at a time")
-      ->capture_default_str()
+  app->add_option(
+         "--slots", flags->num_slots, "Ranks that may run at a time (default: one a GPU, else one a core)")
       ->check(CLI::Range(1, 4096));
+  app->add_option("--gpus",
+                  flags->gpus,
+                  "GPUs for them, as CUDA_VISIBLE_DEVICES names them, or none (default: all that are visible)")
+      ->delimiter(',');
   app->add_option("--orphan-seconds",
                   flags->options.orphan_seconds,
                   "Jobs end when no coordinator has come back for so long")

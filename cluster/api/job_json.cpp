@@ -66,6 +66,7 @@ ordered_json attempt_json(const Attempt& attempt, const AttemptExtras& extras) {
   out["state"] = to_string(attempt.state);
   out["launcher"] = attempt.launcher;
   out["slots"] = attempt.slots;
+  out["slot_numbers"] = attempt.slot_numbers;
   out["endpoint"] = text_or_null(attempt.endpoint);
   bool serves = attempt.state == AttemptState::kRunning && !attempt.endpoint.empty();
   out["api_key"] = serves ? text_or_null(extras.api_key) : ordered_json(nullptr);

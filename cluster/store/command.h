@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "cluster/store/batch_commands.h"
 #include "cluster/store/job.h"
@@ -61,6 +62,7 @@ struct StartAttempt {
   std::string launcher{};
   std::string secret_hash{};
   int slots = 0;
+  std::vector<int> slot_numbers{};  // failed_precondition: another attempt holds one of them
 };
 
 // A change of an attempt that is not one of its job: where it can be found, where it serves.

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/base/status.h"
 
@@ -99,7 +100,8 @@ struct Attempt {
   std::string endpoint{};     // URL of its replica, once registered
   std::string secret_hash{};  // of the one-time secret it registers with
   int slots = 0;
-  std::string reason{};  // why it ended
+  std::vector<int> slot_numbers{};  // see Slots; empty: one that ended before slots had numbers
+  std::string reason{};             // why it ended
   int exit_code = 0;
   int64_t started_us = 0;
   int64_t ended_us = 0;

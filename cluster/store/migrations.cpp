@@ -329,8 +329,31 @@ constexpr const char* kHeldSlots = R"sql(
 CREATE INDEX attempts_open ON attempts (job) WHERE state <> 'ended';
 )sql";
 
+// Which slots an attempt has: no two that have not ended share one. Those that were begun without numbers get
+// the first ones.
+constexpr const char* kSlotNumbers = R"sql(
+ALTER TABLE attempts ADD COLUMN slot_numbers TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(slot_numbers));
+UPDATE attempts SET epoch = (SELECT epoch FROM writer), slot_numbers = (
+  WITH RECURSIVE numbers (number, count) AS (
+    SELECT coalesce(sum(slots), 0), 1 FROM attempts AS former
+    WHERE former.state <> 'ended' AND former.job < attempts.job
+    UNION ALL SELECT number + 1, count + 1 FROM numbers WHERE count < attempts.slots)
+  SELECT json_group_array(number) FROM numbers)
+WHERE state <> 'ended';
+
+CREATE TRIGGER attempts_slots_insert BEFORE INSERT ON attempts
+WHEN EXISTS (SELECT 1 FROM attempts AS other, json_each(other.slot_numbers) AS held,
+               json_each(NEW.slot_numbers) AS wanted
+             WHERE other.state <> 'ended' AND held.value = wanted.value) BEGIN
+  SELECT RAISE(ABORT, 'transition: another attempt holds the slot');
+END;
+CREATE TRIGGER attempts_slots_update BEFORE UPDATE ON attempts WHEN NEW.slot_numbers <> OLD.slot_numbers BEGIN
+  SELECT RAISE(ABORT, 'transition: what an attempt is does not change');
+END;
+)sql";
+
 constexpr const char* kMigrations[] = {
-    kJobs, kTurns, kBatches, kRetention, kBatchReplicas, kQuotas, kHeldSlots};
+    kJobs, kTurns, kBatches, kRetention, kBatchReplicas, kQuotas, kHeldSlots, kSlotNumbers};
 
 }  // namespace
 

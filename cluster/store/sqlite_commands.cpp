@@ -1,5 +1,7 @@
 #include "cluster/store/sqlite_commands.h"
 
+#include <nlohmann/json.hpp>
+
 #include "cluster/store/sqlite_batches.h"
 #include "cluster/store/sqlite_queries.h"
 #include "src/base/format.h"
@@ -189,13 +191,14 @@ Outcome carry_out(Database& database, const Command& command, const StartAttempt
           .run());
   RETURN_IF_ERROR(
       database
-          .prepare("INSERT INTO attempts (job, number, launcher, secret_hash, slots, started_us, epoch) "
-                   "VALUES (?, ?, ?, ?, ?, ?, ?)")
+          .prepare("INSERT INTO attempts (job, number, launcher, secret_hash, slots, slot_numbers, "
+                   "started_us, epoch) VALUES (?, ?, ?, ?, ?, ?, ?, ?)")
           .bind(start.job)
           .bind(row.attempt + 1)
           .bind(start.launcher)
           .bind(start.secret_hash)
           .bind(start.slots)
+          .bind(nlohmann::json(start.slot_numbers).dump())
           .bind(command.at_us)
           .bind(command.epoch)
           .run());

@@ -1,5 +1,7 @@
 #include "cluster/store/sqlite_queries.h"
 
+#include <nlohmann/json.hpp>
+
 #include "src/base/format.h"
 
 namespace llm_dist::cluster {
@@ -29,6 +31,10 @@ AttemptState parse_attempt_state(const std::string& name) {
     if (name == to_string(state)) return state;
   }
   return AttemptState::kEnded;
+}
+
+std::vector<int> read_numbers(const std::string& array) {
+  return nlohmann::json::parse(array).get<std::vector<int>>();
 }
 
 Job read_job(const Statement& row) {
@@ -126,8 +132,7 @@ Result<std::vector<Event>> query_events(Database& database, JobId job, int64_t a
 Result<std::vector<Attempt>> query_attempts(Database& database, JobId job) {
   Statement rows = database.prepare(
       "SELECT job, number, state, launcher, handle, endpoint, secret_hash, slots, reason, exit_code, "
-      "started_us, "
-      "ended_us, epoch FROM attempts WHERE job = ? ORDER BY number");
+      "started_us, ended_us, epoch, slot_numbers FROM attempts WHERE job = ? ORDER BY number");
   rows.bind(job);
   return read_all<Attempt>(rows, [](const Statement& row) {
     return Attempt{.job = row.integer(0),
@@ -138,6 +143,7 @@ Result<std::vector<Attempt>> query_attempts(Database& database, JobId job) {
                    .endpoint = row.text(5),
                    .secret_hash = row.text(6),
                    .slots = static_cast<int>(row.integer(7)),
+                   .slot_numbers = read_numbers(row.text(13)),
                    .reason = row.text(8),
                    .exit_code = static_cast<int>(row.integer(9)),
                    .started_us = row.integer(10),
@@ -168,10 +174,13 @@ Result<std::vector<Job>> query_waiting(Database& database, const WaitingFilter& 
 }
 
 Result<std::vector<HeldSlots>> query_held_slots(Database& database) {
-  Statement rows = database.prepare("SELECT job, project, slots FROM " + kHeld + " ORDER BY job");
+  Statement rows =
+      database.prepare("SELECT job, project, slots, slot_numbers FROM " + kHeld + " ORDER BY job");
   return read_all<HeldSlots>(rows, [](const Statement& row) {
-    return HeldSlots{
-        .job = row.integer(0), .project = row.text(1), .slots = static_cast<int>(row.integer(2))};
+    return HeldSlots{.job = row.integer(0),
+                     .project = row.text(1),
+                     .slots = static_cast<int>(row.integer(2)),
+                     .slot_numbers = read_numbers(row.text(3))};
   });
 }
 

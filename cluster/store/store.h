@@ -52,6 +52,7 @@ struct HeldSlots {
   JobId job = 0;
   std::string project;
   int slots = 0;
+  std::vector<int> slot_numbers{};
 };
 
 // What a project has of what is limited.

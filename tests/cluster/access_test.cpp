@@ -115,7 +115,7 @@ TEST_F(CoordinatorAccess, AnswersEachCredentialAsTheTableSays) {
 
 TEST_F(CoordinatorAccess, WithoutKeysNoPageOfAnotherOriginMayAsk) {
   options_.api_keys.clear();
-  options_.num_slots = 0;  // the job waits
+  options_.slots.num_slots = 0;  // the job waits
   start(options_);
   auto ask =
       [&](const char* method, const std::string& path, const http::Headers& headers, const char* body = "") {

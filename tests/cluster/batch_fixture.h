@@ -60,7 +60,7 @@ http::Response failure(int status, const std::string& code);
 class FakeMachine : public Launcher {
  public:
   std::string_view name() const override { return "fake"; }
-  int num_slots() const override { return 2; }
+  Slots slots() const override { return Slots(2); }
   Result<std::string> launch(const LaunchRequest& request) override;
   Result<Observation> observe(const std::string& handle, const std::string& folder) override;
   Status stop(const std::string& handle, StopMode mode) override;

@@ -2,6 +2,7 @@
 #include "cluster/local_launcher.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -25,7 +26,7 @@ class LocalLauncher : public ::testing::Test {
     std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
     ASSERT_EQ(chmod(program.c_str(), S_IRWXU), 0);
     launcher_ = make_local_launcher(
-        {.program = program, .store_path = folder_.file("store"), .open_files = open_files});
+        {.program = program, .store_path = folder_.file("store"), .slots = slots_, .open_files = open_files});
   }
   void TearDown() override { EXPECT_TRUE(launcher_->sweep(mark_, attempt_).ok()); }
   Result<std::string> launch() {
@@ -39,7 +40,14 @@ class LocalLauncher : public ::testing::Test {
     return false;
   }
 
+  static void wait_for_file(const std::string& name) {
+    Deadline patience = Deadline::after_seconds(60);
+    while (!std::filesystem::exists(name) && !patience.expired())
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+
   TemporaryFolder folder_;
+  SlotResources slots_{};
   std::string attempt_ = folder_.file("attempt");
   std::string mark_ = attempt_;
   std::unique_ptr<Launcher> launcher_;
@@ -83,13 +91,34 @@ TEST_F(LocalLauncher, WhatItStartsHasTheLimitThatItIsTold) {
   use("sleep 0.3; ulimit -Sn > " + seen + ".part; mv " + seen + ".part " + seen + "; exec sleep 1000",
       rlimit{.rlim_cur = 77, .rlim_max = 99});
   ASSERT_TRUE(launch().ok());
-  for (Deadline patience = Deadline::after_seconds(60);
-       !std::filesystem::exists(seen) && !patience.expired();) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
+  wait_for_file(seen);
   int limit = 0;
   std::ifstream(seen) >> limit;
   EXPECT_EQ(limit, 77);
+}
+
+// Each slot has its part of the cores and one GPU, from the keeper's first instruction on.
+TEST_F(LocalLauncher, WhatItStartsSeesWhatItsSlotsAre) {
+  cpu_set_t mine;
+  ASSERT_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
+  std::vector<int> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &mine)) cores.push_back(cpu);
+  }
+  std::string seen = folder_.file("seen");
+  slots_ = {.num_slots = static_cast<int>(cores.size()), .gpus = {"GPU-a", "GPU-b", "GPU-c"}, .cpus = cores};
+  use("{ echo $CUDA_VISIBLE_DEVICES; awk '/Cpus_allowed_list/ {print $2}' /proc/self/status; } > " + seen +
+      ".part; mv " + seen + ".part " + seen);
+  const int last = slots_.num_slots - 1;
+  ASSERT_TRUE(launcher_->launch({.mark = mark_, .folder = attempt_, .arguments = {}, .slots = {last}}).ok());
+  wait_for_file(seen);
+  std::string gpus, allowed;
+  std::ifstream(seen) >> gpus >> allowed;
+  EXPECT_EQ(gpus, slots_.gpus[static_cast<size_t>(last) % 3]);
+  EXPECT_EQ(allowed, std::to_string(cores.back()));
+  cpu_set_t after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&mine, &after));
 }
 
 TEST(ClientRoom, LeavesTheProcessItsOwn) {

@@ -16,57 +16,61 @@ using testing::FakeReplica;
 using enum JobState;
 using enum Verdict;
 
-SlotUse slots(int count) { return {.num_slots = count}; }
+SlotUse slots(int count) { return {.slots = Slots(count)}; }
+void add(SlotUse& use, const std::string& project, int ranks) {
+  use.add(project, use.slots.choose(ranks).value());
+}
 
 TEST(QueueTest, NobodyOvertakesWhoWaitsForSlots) {
   SlotUse use = slots(4);
-  use.add("a", 2);
+  add(use, "a", 2);
   Queue queue(use);
-  EXPECT_EQ(queue.next({"a", 1}, {}), kStart);
-  EXPECT_EQ(queue.next({"b", 2}, {}), kWaitForSlots);
-  EXPECT_EQ(queue.next({"c", 1}, {}), kWaitForSlots) << "there is a slot, and b waits for two";
+  EXPECT_EQ(queue.next({"a", 1}, {}).verdict, kStart);
+  EXPECT_EQ(queue.next({"b", 2}, {}).verdict, kWaitForSlots);
+  EXPECT_EQ(queue.next({"c", 1}, {}).verdict, kWaitForSlots) << "there is a slot, and b waits for two";
   EXPECT_TRUE(queue.is_held_up());
 }
 
 TEST(QueueTest, WhoMayBeOvertakenIs) {
   SlotUse use = slots(4);
-  use.add("a", 3);
+  add(use, "a", 3);
   Queue queue(use);
-  EXPECT_EQ(queue.next({"a", 2, true}, {}), kWaitForSlots);
+  EXPECT_EQ(queue.next({"a", 2, true}, {}).verdict, kWaitForSlots);
   EXPECT_FALSE(queue.is_held_up());
-  EXPECT_EQ(queue.next({"a", 1}, {}), kStart);
+  EXPECT_EQ(queue.next({"a", 1}, {}).verdict, kStart);
 }
 
 TEST(QueueTest, AQuotaHoldsUpItsOwnProjectOnly) {
   const ProjectQuota three{.max_slots = 3};
   SlotUse use = slots(8);
-  use.add("a", 2);
+  add(use, "a", 2);
   Queue queue(use);
-  EXPECT_EQ(queue.next({"a", 2}, three), kWaitForQuota);
-  EXPECT_EQ(queue.next({"a", 1}, three), kWaitForQuota) << "nobody overtakes within the project either";
+  EXPECT_EQ(queue.next({"a", 2}, three).verdict, kWaitForQuota);
+  EXPECT_EQ(queue.next({"a", 1}, three).verdict, kWaitForQuota)
+      << "nobody overtakes within the project either";
   EXPECT_EQ(queue.projects_held_up(), std::vector<std::string>{"a"});
-  EXPECT_EQ(queue.next({"b", 2}, three), kStart);
-  EXPECT_EQ(queue.next({"b", 1}, three), kStart);
-  EXPECT_EQ(queue.next({"b", 1}, three), kWaitForQuota) << "what started counts";
-  EXPECT_EQ(queue.next({"c", 3}, {}), kStart);
+  EXPECT_EQ(queue.next({"b", 2}, three).verdict, kStart);
+  EXPECT_EQ(queue.next({"b", 1}, three).verdict, kStart);
+  EXPECT_EQ(queue.next({"b", 1}, three).verdict, kWaitForQuota) << "what started counts";
+  EXPECT_EQ(queue.next({"c", 3}, {}).verdict, kStart);
   EXPECT_FALSE(queue.is_held_up());
 }
 
 TEST(QueueTest, RunningJobsAreCounted) {
   const ProjectQuota two{.max_running_jobs = 2};
   Queue queue(slots(8));
-  EXPECT_EQ(queue.next({"a", 1}, two), kStart);
-  EXPECT_EQ(queue.next({"a", 3}, two), kStart);
-  EXPECT_EQ(queue.next({"a", 1}, two), kWaitForQuota);
+  EXPECT_EQ(queue.next({"a", 1}, two).verdict, kStart);
+  EXPECT_EQ(queue.next({"a", 3}, two).verdict, kStart);
+  EXPECT_EQ(queue.next({"a", 1}, two).verdict, kWaitForQuota);
 }
 
 TEST(QueueTest, WhatCanNeverStartHoldsUpNobody) {
   Queue queue(slots(4));
-  EXPECT_EQ(queue.next({"a", 5}, {}), kNever);
-  EXPECT_EQ(queue.next({"a", 3}, {.max_slots = 2}), kNever);
-  EXPECT_EQ(queue.next({"a", 4}, {}), kStart);
-  EXPECT_EQ(queue.next({"a", 1}, {}), kWaitForSlots);
-  EXPECT_EQ(queue.next({"a", 9}, {}), kNever) << "also behind one that waits";
+  EXPECT_EQ(queue.next({"a", 5}, {}).verdict, kNever);
+  EXPECT_EQ(queue.next({"a", 3}, {.max_slots = 2}).verdict, kNever);
+  EXPECT_EQ(queue.next({"a", 4}, {}).verdict, kStart);
+  EXPECT_EQ(queue.next({"a", 1}, {}).verdict, kWaitForSlots);
+  EXPECT_EQ(queue.next({"a", 9}, {}).verdict, kNever) << "also behind one that waits";
 }
 
 // Random projects, sizes, quotas and ends: limits hold at every moment, and everybody starts in the end.
@@ -83,21 +87,30 @@ TEST(QueueTest, LimitsHoldAndNobodyStarves) {
       int most = quotas[project].max_slots == 0 ? num_slots : quotas[project].max_slots;
       waiting.push_back({project, up_to(most)});
     }
-    std::vector<Candidate> running;
+    struct Running {
+      Candidate candidate;
+      std::vector<int> slots;
+    };
+    std::vector<Running> running;
     for (int step = 0; !waiting.empty(); ++step) {
       ASSERT_LT(step, 200) << "somebody starves";
       // Somebody ends, and what is new comes behind.
       if (!running.empty()) running.erase(running.begin() + up_to(static_cast<int>(running.size())) - 1);
       SlotUse use = slots(num_slots);
-      for (const Candidate& each : running) use.add(each.project, each.ranks);
+      for (const Running& each : running) use.add(each.candidate.project, each.slots);
       Queue queue(use);
       std::erase_if(waiting, [&](const Candidate& each) {
-        if (queue.next(each, quotas[each.project]) != kStart) return false;
-        running.push_back(each);
-        use.add(each.project, each.ranks);
+        Turn turn = queue.next(each, quotas[each.project]);
+        if (turn.verdict != kStart) return false;
+        EXPECT_EQ(std::ssize(turn.slots), each.ranks);
+        running.push_back({each, turn.slots});
+        use.add(each.project, turn.slots);
         return true;
       });
-      ASSERT_LE(use.num_used, num_slots);
+      int num_ranks = 0;
+      for (const Running& each : running) num_ranks += each.candidate.ranks;
+      ASSERT_LE(num_ranks, num_slots);
+      ASSERT_EQ(use.slots.num_used(), num_ranks) << "two share a slot";
       for (const auto& [project, quota] : quotas) {
         const SlotUse::Project& held = use.projects[project];
         ASSERT_TRUE(quota.max_running_jobs == 0 || held.num_jobs <= quota.max_running_jobs) << held.num_jobs;

@@ -64,7 +64,7 @@ class Cluster:
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [*few, BINARY, "coordinator", "--catalogue", self.folder / "models.json", "--store", self.folder / "store.db",
-                 "--slots", str(self.slots), "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds), *tls],
+                 "--slots", str(self.slots), "--gpus", "none", "--port", str(self.port), "--orphan-seconds", str(self.orphan_seconds), *tls],
                 cwd=self.folder, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, "TMPDIR": str(self.folder / "tmp")})
         self.wait_ready()
 
@@ -116,10 +116,10 @@ class Cluster:
     def logs(self):
         return "\n".join(f"{p}:\n{p.read_text()[-1500:]}" for p in self.folder.glob("store.db.jobs/*/*/log"))
 
-    def processes(self):
-        """Process id → command line of all that carries this store's mark."""
+    def processes(self, job=None):
+        """Process id → command line of all that carries this store's mark, or the job's."""
         found = {}
-        mark = f"LLM_DIST_ATTEMPT={self.folder / 'store.db'}:".encode()
+        mark = f"LLM_DIST_ATTEMPT={self.folder / 'store.db'}:{f'{job}:' if job else ''}".encode()
         for entry in pathlib.Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
@@ -148,6 +148,13 @@ class Cluster:
             except FileNotFoundError:
                 pass  # its attempt has just ended
         return found
+
+    def cores(self, job):
+        """Those that the job's processes may run on: of each process a set, and each set once."""
+        return {frozenset(os.sched_getaffinity(pid)) for pid in self.processes(job)}
+
+    def slots_of(self, job):
+        return self.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["slot_numbers"]
 
     def endpoint(self, job):
         return self.call("GET", f"/v1/jobs/{job}/attempts")["data"][-1]["endpoint"]
@@ -215,6 +222,46 @@ class ReplicasTest(unittest.TestCase):
 
         cluster.call("POST", f"/v1/jobs/{job}/cancel")
         cluster.wait_state(job, "CANCELLED")
+        self.nothing_left(cluster)
+
+    @unittest.skipIf(len(os.sched_getaffinity(0)) < 2, "one core")
+    def test_replicas_at_once_have_cores_of_their_own(self):
+        cluster = self.cluster()
+
+        def start(**more):
+            job = cluster.call("POST", "/v1/jobs", {"type": "serve", "model": "smollm2", **more})["id"]
+            cluster.wait_state(job, "RUNNING")
+            return job
+
+        def end(job):
+            cluster.call("POST", f"/v1/jobs/{job}/cancel")
+            cluster.wait_state(job, "CANCELLED")
+
+        first, second = start(), start()
+        self.assertEqual((cluster.slots_of(first), cluster.slots_of(second)), ([0], [1]))
+        (of_first,), (of_second,) = cluster.cores(first), cluster.cores(second)
+        self.assertFalse(of_first & of_second)
+        self.assertEqual(of_first | of_second, os.sched_getaffinity(0))
+        self.assertEqual(os.sched_getaffinity(cluster.process.pid), os.sched_getaffinity(0))
+        self.assertEqual(cluster.call("GET", "/v1/overview")["slots"], {"total": 2, "used": 2})
+
+        # Another coordinator knows which the one that goes on has.
+        cluster.kill()
+        cluster.start()
+        end(first)
+        third = start()
+        self.assertEqual(cluster.slots_of(third), [0])
+        self.assertEqual(cluster.cores(third), {of_first})
+        self.assertEqual(cluster.cores(second), {of_second})
+
+        # Ranks share what their world has.
+        end(second)
+        end(third)
+        pair = start(tp=2)
+        ranks = [os.sched_getaffinity(p) for p, line in cluster.processes(pair).items() if line[1] == "serve"]
+        self.assertEqual(len(ranks), 2)
+        self.assertFalse(ranks[0] & ranks[1])
+        end(pair)
         self.nothing_left(cluster)
 
     def test_clients_that_say_nothing_end_no_replica(self):

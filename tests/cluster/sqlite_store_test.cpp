@@ -109,6 +109,37 @@ TEST(SqliteStore, AnOldStoreIsMigrated) {
   EXPECT_EQ(raw.rows, (std::vector<std::string>{std::to_string(sqlite_migrations().size()), "ok"}));
 }
 
+TEST(SqliteStore, AttemptsThatRanBeforeSlotsHadNumbersGetSome) {
+  testing::TemporaryFolder folder;
+  RawDatabase raw(folder.file("s"));
+  std::span<const char* const> migrations = sqlite_migrations();
+  size_t version = 0;
+  ASSERT_EQ(raw.run("CREATE TABLE schema (version INTEGER PRIMARY KEY)"), "");
+  for (const char* migration : migrations) {
+    if (std::string(migration).find("slot_numbers") != std::string::npos) break;
+    ASSERT_EQ(raw.run(migration), "");
+    ASSERT_EQ(raw.run("INSERT INTO schema VALUES (" + std::to_string(++version) + ")"), "");
+  }
+  for (const auto& [job, slots] : std::map<int, int>{{1, 2}, {2, 1}, {3, 3}}) {
+    std::string id = std::to_string(job);
+    ASSERT_EQ(
+        raw.run("INSERT INTO jobs (project, kind, spec, priority, state, created_us, updated_us, epoch) "
+                "VALUES ('p', 'serve', '{}', 0, 'QUEUED', 1, 1, 0)"),
+        "");
+    ASSERT_EQ(raw.run("UPDATE jobs SET state='STARTING', attempt=1, version=2 WHERE id=" + id), "");
+    ASSERT_EQ(raw.run("INSERT INTO attempts (job, number, launcher, slots, started_us, epoch) VALUES (" + id +
+                      ", 1, 'l', " + std::to_string(slots) + ", 1, 0)"),
+              "");
+  }
+  ASSERT_EQ(raw.run("UPDATE attempts SET state='ended' WHERE job=2; UPDATE writer SET epoch = 7"), "");
+  auto store = std::move(open_sqlite_store({.path = folder.file("s")})).value();
+  std::vector<HeldSlots> held = store->held_slots().value();
+  ASSERT_EQ(held.size(), 2u);
+  EXPECT_EQ(held[0].slot_numbers, (std::vector<int>{0, 1}));
+  EXPECT_EQ(held[1].slot_numbers, (std::vector<int>{2, 3, 4}));
+  EXPECT_TRUE(store->attempts(2).value().at(0).slot_numbers.empty());
+}
+
 TEST(SqliteStore, TheDatabaseHoldsTheSameTransitions) {
   testing::TemporaryFolder folder;
   ASSERT_TRUE(open_sqlite_store({.path = folder.file("s")}).ok());

@@ -344,6 +344,26 @@ TEST_P(StoreTest, SlotsAreHeldUntilTheAttemptHasEnded) {
   EXPECT_TRUE(store_->projects().value().empty());
 }
 
+TEST_P(StoreTest, NoTwoAttemptsHoldOneSlot) {
+  JobId first = apply_one(*store_, a_job()).value().id;
+  JobId second = apply_one(*store_, a_job()).value().id;
+  auto start = [&](JobId id, std::vector<int> numbers) {
+    return apply_one(*store_, StartAttempt{.job = id, .slots = 2, .slot_numbers = std::move(numbers)});
+  };
+  ASSERT_TRUE(start(first, {0, 3}).ok());
+  EXPECT_EQ(start(second, {3, 4}).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store_->job(second).value().state, kQueued);
+  ASSERT_TRUE(start(second, {1, 2}).ok());
+  reopen();
+  std::vector<HeldSlots> held = store_->held_slots().value();
+  ASSERT_EQ(held.size(), 2u);
+  EXPECT_EQ(held[0].slot_numbers, (std::vector<int>{0, 3}));
+  EXPECT_EQ(held[1].slot_numbers, (std::vector<int>{1, 2}));
+  ASSERT_TRUE(apply_one(*store_, testing::to_state(first, kRecovering)).ok());
+  ASSERT_TRUE(start(first, {3, 4}).ok()) << "what an ended attempt had is free";
+  EXPECT_EQ(store_->attempts(first).value().at(0).slot_numbers, (std::vector<int>{0, 3}));
+}
+
 TEST_P(StoreTest, NoMoreJobsWaitThanMay) {
   auto submit_up_to = [&](const std::string& key, int most) {
     SubmitJob job = a_job(key);

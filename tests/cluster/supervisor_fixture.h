@@ -31,7 +31,7 @@ class FakeMachine : public Launcher {
     int num_kills = 0;
   };
   std::string_view name() const override { return "fake"; }
-  int num_slots() const override { return slots; }
+  Slots slots() const override { return Slots(num_slots, num_devices == 0 ? num_slots : num_devices); }
   Result<std::string> launch(const LaunchRequest& request) override {
     if (on_launch) on_launch();
     if (refuses) return failed_precondition("no mpirun");
@@ -71,7 +71,8 @@ class FakeMachine : public Launcher {
     return std::count_if(processes.begin(), processes.end(), [](const Process& p) { return p.running; });
   }
 
-  int slots = 2;
+  int num_slots = 2;
+  int num_devices = 0;  // 0: one for each
   bool refuses = false;
   bool loses = false;  // what it launches: started, and not found again
   bool blind = false;  // cannot look at processes

@@ -209,7 +209,7 @@ TEST_F(SupervisorTest, SlotsAreNeverOverdrawnAndNobodyOvertakes) {
 }
 
 TEST_F(SupervisorTest, NobodyOvertakesWhatRecovers) {
-  machine_.slots = 3;
+  machine_.num_slots = 3;
   JobId large = submit(JobKind::kServe, R"(,"tp":2)");
   tick();
   enrol(large);
@@ -227,7 +227,7 @@ TEST_F(SupervisorTest, NobodyOvertakesWhatRecovers) {
 }
 
 TEST_F(SupervisorTest, AReplicaThatABatchHasMoreHoldsUpNobody) {
-  machine_.slots = 4;
+  machine_.num_slots = 4;
   catalogue_ = Catalogue({{"m", {.path = "/models/m.gguf"}}}, {{"a", {.max_slots = 1}}});
   const std::string spec = R"({"model":"m"})";
   auto submit_batch = [&](const std::string& project) {
@@ -290,7 +290,7 @@ TEST_F(SupervisorTest, AReplicaIsWatchedWhereAnotherHasJustEnded) {
 }
 
 TEST_F(SupervisorTest, JobsExpireWhereverTheyAre) {
-  machine_.slots = 1;
+  machine_.num_slots = 1;
   JobId running = submit(JobKind::kServe, "", now_us_ + 50 * kSecond);
   JobId waiting = submit(JobKind::kServe, "", now_us_ + 50 * kSecond);
   tick();

@@ -184,7 +184,7 @@ TEST_F(SupervisorTest, WhyItEndsIsKnownWhenAUserIsFaster) {
 }
 
 TEST_F(SupervisorTest, WhatWasResumedWhileItEndedHasNotFailed) {
-  machine_.slots = 1;
+  machine_.num_slots = 1;
   JobId replica = submit(JobKind::kServe);
   for (size_t process = 0; process < 10; ++process) {
     tick(100);

@@ -58,9 +58,16 @@ Result<std::string> Machine::launch(const LaunchRequest& request) {
 
 void Machine::check_launch(const Process& launched) {
   int used = launched.request.num_ranks;
+  const std::vector<int>& slots = launched.request.slots;
+  if (std::ssize(slots) != used) world_.violate(format("{} ranks on {} slots", used, slots.size()));
   for (const auto& process : processes_) {
     if (!process->ranks) continue;
     used += process->request.num_ranks;
+    for (int slot : process->request.slots) {
+      if (std::find(slots.begin(), slots.end(), slot) != slots.end())
+        world_.violate(
+            format("process {} is on slot {}, and so is {}", process->number, slot, launched.number));
+    }
     if (process->job != launched.job) continue;
     world_.violate(format("two processes of {} live: {} of attempt {} and one of attempt {}",
                           job_name(launched.job),

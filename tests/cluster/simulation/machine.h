@@ -46,8 +46,8 @@ class Machine : public Launcher {
   Machine(World& world, Send send) : world_(world), send_(std::move(send)) {}
 
   std::string_view name() const override { return "simulated"; }
-  int num_slots() const override {
-    return kNumSlots + (world_.options.mutant == Mutant::kCountsTooFewSlots ? 1 : 0);
+  Slots slots() const override {
+    return Slots(kNumSlots + (world_.options.mutant == Mutant::kCountsTooFewSlots ? 1 : 0));
   }
   Result<std::string> launch(const LaunchRequest& request) override;
   Result<Observation> observe(const std::string& handle, const std::string& folder) override;
