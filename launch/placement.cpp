@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <numeric>
+#include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "src/device/cpu/cgroup.h"
@@ -14,8 +15,6 @@
 
 namespace llm_dist::launch {
 namespace {
-
-bool is_bound() { return allowed_cpus().size() < std::max(1u, std::thread::hardware_concurrency()); }
 
 double read_or_0(std::ifstream file) {
   double value = 0;
@@ -35,6 +34,23 @@ double quota_of(const std::string& folder) {
 
 bool same_node(const comm::HostInfo& a, const comm::HostInfo& b) {
   return a.hostname == b.hostname && a.boot_id == b.boot_id;
+}
+
+std::string pack(const std::vector<int>& cpus) {
+  std::string text;
+  for (int cpu : cpus) text += std::to_string(cpu) + " ";
+  return text;
+}
+std::vector<int> unpack_cpus(const std::string& packed) {
+  std::istringstream text(packed);
+  return {std::istream_iterator<int>(text), {}};
+}
+
+// The quota is of all ranks of a host together.
+int within_quota(int threads, int local_size) {
+  const double quota = quota_cpus();
+  if (quota > 0) threads = std::min(threads, std::max(1, static_cast<int>(quota)) / local_size);
+  return std::max(1, threads);
 }
 
 }  // namespace
@@ -61,22 +77,39 @@ double quota_cpus(const std::string& root) {
   return smallest;
 }
 
-int threads_per_rank(int local_size) {
-  int cpus = std::max<int>(1, static_cast<int>(allowed_cpus().size()));
-  int share = is_bound() ? cpus : cpus / local_size;
-  const double quota = quota_cpus();
-  if (quota > 0) share = std::min(share, std::max(1, static_cast<int>(quota)) / local_size);
-  return std::max(1, share);
+CpuShare share_of(const std::vector<comm::HostInfo>& hosts,
+                  const std::vector<std::vector<int>>& allowed,
+                  int rank) {
+  const auto mine = static_cast<size_t>(rank);
+  size_t before = 0, sharers = 0;
+  for (size_t other = 0; other < hosts.size(); ++other) {
+    const bool shares = same_node(hosts[other], hosts[mine]) && allowed[other] == allowed[mine];
+    if (shares && other < mine) ++before;
+    if (shares) ++sharers;
+  }
+  CpuShare share{.cpus = allowed[mine]};
+  const size_t each = share.cpus.size() / sharers;
+  if (each == 0) return share;
+  share.threads = static_cast<int>(each);
+  if (sharers == 1) return share;
+  const auto begin = allowed[mine].begin() + static_cast<ptrdiff_t>(before * each);
+  share.cpus.assign(begin, begin + static_cast<ptrdiff_t>(each));
+  share.is_cut = true;
+  return share;
 }
 
-void bind_to_share(int local_rank, int local_size) {
-  std::vector<int> cpus = allowed_cpus();
-  int share = static_cast<int>(cpus.size()) / std::max(1, local_size);
-  if (share < 1 || is_bound() || local_size == 1) return;
+Result<CpuShare> take_share(comm::World& world) {
+  const Deadline deadline = Deadline::after(world.options().setup_timeout);
+  ASSIGN_OR_RETURN(std::vector<std::string> packed, world.all_gather_bytes(pack(allowed_cpus()), deadline));
+  std::vector<std::vector<int>> allowed;
+  for (const std::string& of_rank : packed) allowed.push_back(unpack_cpus(of_rank));
+  CpuShare share = share_of(world.hosts(), allowed, world.rank_info().rank);
+  if (!share.is_cut) return share;
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (int i = 0; i < share; ++i) CPU_SET(cpus[static_cast<size_t>(local_rank * share + i)], &set);
+  for (int cpu : share.cpus) CPU_SET(static_cast<size_t>(cpu), &set);
   sched_setaffinity(0, sizeof set, &set);
+  return share;
 }
 
 // No group may lie over the first rank of a node that follows another, nor over the last.
@@ -102,7 +135,7 @@ std::string group_across_nodes(std::span<const comm::HostInfo> hosts, int tp) {
   return "";
 }
 
-RankResources cpu_resources(const comm::World& world) {
+RankResources cpu_resources(const comm::World& world, const CpuShare& share) {
   constexpr int64_t kDefaultKvBytes = int64_t{4} << 30;
   const comm::RankInfo& info = world.rank_info();
   int local_size = world.hosts()[static_cast<size_t>(info.rank)].local_size;
@@ -110,7 +143,7 @@ RankResources cpu_resources(const comm::World& world) {
   const device::MemoryInfo memory = device::memory_of_rank(local_size);
   return {.world_size = info.size,
           .ranks_per_node = ranks_per_node(world.hosts()),
-          .threads = threads_per_rank(local_size),
+          .threads = within_quota(share.threads, local_size),
           .bf16_arithmetic = __builtin_cpu_supports("avx512bf16") != 0,
           .memory_bytes = memory.free_bytes,
           .total_memory_bytes = memory.total_bytes,

@@ -17,9 +17,12 @@ std::vector<int> allowed_cpus();
 // `root`: the folder that holds proc and sys, for tests.
 double quota_cpus(const std::string& root = "");
 
-// CPU threads for one of `local_size` ranks: the CPUs it is bound to, shared with the ranks that are bound to
-// the same ones, and no more than the cgroup's quota. At least 1.
-int threads_per_rank(int local_size);
+// The CPUs of one rank.
+struct CpuShare {
+  std::vector<int> cpus;
+  bool is_cut = false;  // from those that its launcher gave to several ranks
+  int threads = 1;      // that compute there, where no quota says less
+};
 
 // The largest size of tensor groups, which are runs of consecutive ranks, that keeps all of them inside a
 // node, whatever divides it too. `hosts`: by rank.
@@ -27,11 +30,18 @@ int ranks_per_node(std::span<const comm::HostInfo> hosts);
 // Empty where groups of `tp` ranks stay inside a node; else which of them does not, for a warning.
 std::string group_across_nodes(std::span<const comm::HostInfo> hosts, int tp);
 
-// The CPU's share for this rank.
-RankResources cpu_resources(const comm::World& world);
+// Ranks of one host whose launcher gave them the same CPUs, all of the host or some, share them evenly, in
+// the order of the ranks; where there are fewer CPUs than those ranks, all have all, and a thread each.
+// `allowed`: by rank.
+CpuShare share_of(const std::vector<comm::HostInfo>& hosts,
+                  const std::vector<std::vector<int>>& allowed,
+                  int rank);
 
-// Gives this rank CPUs of its own when the launcher bound it to none: rank i of n takes the i-th share.
-void bind_to_share(int local_rank, int local_size);
+// What this rank is to have: all ranks ask together. Binds it, where its launcher did not.
+Result<CpuShare> take_share(comm::World& world);
+
+// The CPU's part of what this rank can offer.
+RankResources cpu_resources(const comm::World& world, const CpuShare& share);
 
 // What a rank has to compute on, as the others are told.
 struct DeviceCard {

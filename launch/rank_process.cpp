@@ -105,9 +105,8 @@ Status RankProcess::connect(const EngineFlags& flags) {
   rendezvous_ = bootstrap.ranks.size == 1 ? "none" : bootstrap.over_tcp ? "tcp" : "mpi";
   ASSIGN_OR_RETURN(world_, comm::make_world(bootstrap, options));
   set_process_identity(identity(*world_));
-  const comm::HostInfo& host = world_->hosts()[static_cast<size_t>(rank())];
-  bind_to_share(host.local_rank, host.local_size);
-  resources_ = cpu_resources(*world_);
+  ASSIGN_OR_RETURN(CpuShare share, take_share(*world_));
+  resources_ = cpu_resources(*world_, share);
   if (flags.parallel.threads > 0) resources_.threads = flags.parallel.threads;
   if (size() == 1) return ok_status();
   const comm::HostWorld hosts = comm::host_world(*world_, launch.interface_name, duration_of(kAgreeSeconds));

@@ -64,6 +64,33 @@ TEST(GroupAcrossNodes, IsNamed) {
   EXPECT_EQ(group_across_nodes(nodes("aabb"), 4), "ranks 0 to 3: 1 is on a, 2 on b");
 }
 
+TEST(CpuShares, RanksThatHaveTheSameCpusShareThem) {
+  using Cpus = std::vector<int>;
+  const comm::HostInfo here{.hostname = "a", .boot_id = "1"};
+  const comm::HostInfo there{.hostname = "b", .boot_id = "2"};
+  const Cpus part = {2, 3, 4, 5, 6}, other = {8, 9};
+  // A world that was bound as a whole, to a part of its host: a slot's, a container's.
+  const std::vector<comm::HostInfo> hosts = {here, there, here, here};
+  const std::vector<Cpus> allowed = {part, part, part, other};
+  EXPECT_EQ(share_of(hosts, allowed, 0).cpus, (Cpus{2, 3}));
+  EXPECT_EQ(share_of(hosts, allowed, 2).cpus, (Cpus{4, 5}));
+  EXPECT_EQ(share_of(hosts, allowed, 2).threads, 2);
+  EXPECT_TRUE(share_of(hosts, allowed, 2).is_cut);
+  for (int rank : {1, 3}) {
+    EXPECT_EQ(share_of(hosts, allowed, rank).cpus, allowed[static_cast<size_t>(rank)]);
+    EXPECT_EQ(share_of(hosts, allowed, rank).threads, rank == 1 ? 5 : 2);
+    EXPECT_FALSE(share_of(hosts, allowed, rank).is_cut) << "bound to CPUs that no other rank has";
+  }
+}
+
+TEST(CpuShares, MoreRanksThanCpusHaveAThreadEach) {
+  const std::vector<comm::HostInfo> hosts(3);
+  const std::vector<std::vector<int>> allowed(3, {0, 1});
+  EXPECT_EQ(share_of(hosts, allowed, 2).cpus, (std::vector<int>{0, 1}));
+  EXPECT_EQ(share_of(hosts, allowed, 2).threads, 1);
+  EXPECT_FALSE(share_of(hosts, allowed, 2).is_cut);
+}
+
 DeviceCard sent(DeviceCard card) { return unpack_device_card(pack(card)); }
 
 TEST(SharedDevices, EachRankHasAGpuOfItsOwn) {
