@@ -20,6 +20,10 @@ namespace {
 
 constexpr int kSecretBytes = 32;
 
+void say(std::vector<std::string>& arguments, OwnFlag flag, const std::string& value) {
+  arguments.insert(arguments.end(), {name_of(flag), value});
+}
+
 void add_number(std::vector<std::string>& arguments, const char* flag, int value) {
   if (value > 0) arguments.insert(arguments.end(), {flag, std::to_string(value)});
 }
@@ -101,14 +105,17 @@ Result<LaunchRequest> plan_attempt(const Job& job,
       .mark = attempt_mark(places, job.id, attempt), .folder = folder, .num_ranks = spec.num_ranks()};
   std::vector<std::string>& arguments = request.arguments;
   if (job.kind == JobKind::kBench) {
-    arguments = {"bench", spec.bench, model.path, "--save-result", result_file_of(folder)};
-    arguments.insert(arguments.end(), {"--progress-file", progress_file_of(folder)});
+    arguments = {"bench", spec.bench, model.path};
+    say(arguments, OwnFlag::kSaveResult, result_file_of(folder));
+    say(arguments, OwnFlag::kProgressFile, progress_file_of(folder));
     if (!spec.batch.empty()) arguments.insert(arguments.end(), {"--batch", spec.batch});
     add_number(arguments, "--input-len", spec.input_len);
     add_number(arguments, "--output-len", spec.output_len);
   } else {
-    arguments = {"serve", model.path, "--port", "0", "--served-model-name", spec.model};
-    arguments.insert(arguments.end(), {"--shutdown-timeout", std::to_string(drain_seconds)});
+    arguments = {"serve", model.path};
+    say(arguments, OwnFlag::kPort, "0");
+    say(arguments, OwnFlag::kServedModelName, spec.model);
+    say(arguments, OwnFlag::kShutdownTimeout, std::to_string(drain_seconds));
     add_number(arguments, "--max-model-len", spec.max_model_len);
     add_number(arguments, "--max-num-seqs", spec.max_num_seqs);
     request.environment = {{"LLM_DIST_API_KEY", secrets.api_key(job.id, attempt)},
@@ -117,7 +124,8 @@ Result<LaunchRequest> plan_attempt(const Job& job,
                            {"LLM_DIST_REGISTER_SECRET", secrets.registration(job.id, attempt)}};
     if (!places.ca_file.empty()) request.environment.emplace_back("LLM_DIST_REGISTER_CA", places.ca_file);
   }
-  arguments.insert(arguments.end(), {"--tp", std::to_string(spec.tp), "--pp", std::to_string(spec.pp)});
+  say(arguments, OwnFlag::kTp, std::to_string(spec.tp));
+  say(arguments, OwnFlag::kPp, std::to_string(spec.pp));
   add_defaults(arguments, model.arguments);
   return request;
 }

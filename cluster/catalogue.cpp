@@ -17,7 +17,20 @@ using nlohmann::json;
 constexpr int kMaxRanks = 1024;
 constexpr int64_t kMaxLimit = 1'000'000;
 
-Result<CatalogueModel> read_model(const json& value, const std::filesystem::path& folder) {
+// By their first names, so that they can be compared with what a job says.
+Result<std::vector<std::string>> read_arguments(const json& words, const FlagNames& names) {
+  std::vector<std::string> arguments;
+  for (const std::string& typed : words.get<std::vector<std::string>>()) {
+    arguments.push_back(names.with_first_name(typed));
+    Status status = refuse_own_flag(arguments.back());
+    if (!status.ok()) return status.with_context(format("'arguments': '{}'", typed));
+  }
+  return arguments;
+}
+
+Result<CatalogueModel> read_model(const json& value,
+                                  const std::filesystem::path& folder,
+                                  const FlagNames& names) {
   constexpr std::string_view kFields[] = {"path", "arguments", "max_ranks"};
   if (!value.is_object()) return invalid_argument("must be an object");
   CatalogueModel model;
@@ -29,7 +42,9 @@ Result<CatalogueModel> read_model(const json& value, const std::filesystem::path
     } else if (name == "arguments") {
       right = field.is_array() &&
               std::all_of(field.begin(), field.end(), [](const json& a) { return a.is_string(); });
-      if (right) model.arguments = field.get<std::vector<std::string>>();
+      if (right) {
+        ASSIGN_OR_RETURN(model.arguments, read_arguments(field, names));
+      }
     } else if (name == "max_ranks") {
       right = field.is_number_integer() && field.get<int64_t>() >= 1 && field.get<int64_t>() <= kMaxRanks;
       if (right) model.max_ranks = field.get<int>();
@@ -92,12 +107,12 @@ void warn_of_missing(const std::string& file, const std::map<std::string, Catalo
 
 }  // namespace
 
-Result<Catalogue> Catalogue::read(const std::string& file) {
+Result<Catalogue> Catalogue::read(const std::string& file, const FlagNames& names) {
   ASSIGN_OR_RETURN(json root, read_root(file));
   std::filesystem::path folder = std::filesystem::absolute(file).parent_path();
   std::map<std::string, CatalogueModel> models;
   for (const auto& [name, value] : root["models"].items()) {
-    Result<CatalogueModel> model = read_model(value, folder);
+    Result<CatalogueModel> model = read_model(value, folder, names);
     if (!model.ok()) return model.status().with_context(format("{}: model '{}'", file, name));
     models[name] = std::move(model).value();
   }

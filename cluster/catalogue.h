@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster/model_flags.h"
 #include "cluster/quota.h"
 #include "src/base/status.h"
 
@@ -14,7 +15,7 @@ namespace llm_dist::cluster {
 
 struct CatalogueModel {
   std::string path{};
-  std::vector<std::string> arguments{};  // more flags of every command on this model
+  std::vector<std::string> arguments{};  // more flags of every command on this model, by their first names
   int max_ranks = 64;                    // of one replica
 };
 
@@ -31,9 +32,9 @@ class Catalogue {
 
   // {"models": {NAME: {"path": PATH, "arguments": [FLAG…], "max_ranks": N}}, "projects": {NAME or "*":
   // {"max_running_jobs": N, "max_queued_jobs": N, "max_slots": N}}}; a relative path counts from the file's
-  // folder. invalid_argument names the field that is wrong, and the nearest known one. A path that
-  // does not exist is a warning in the log.
-  static Result<Catalogue> read(const std::string& file);
+  // folder. invalid_argument names the field that is wrong, and the nearest known one, or the flag that is
+  // the coordinator's to say. A path that does not exist is a warning in the log.
+  static Result<Catalogue> read(const std::string& file, const FlagNames& names = {});
 
   // not_found lists the names there are.
   Result<CatalogueModel> find(const std::string& name) const;

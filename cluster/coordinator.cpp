@@ -303,7 +303,7 @@ void Coordinator::Impl::add_routes() {
 }
 
 Status Coordinator::Impl::reread_catalogue() {
-  ASSIGN_OR_RETURN(Catalogue now, Catalogue::read(options_.catalogue_file));
+  ASSIGN_OR_RETURN(Catalogue now, Catalogue::read(options_.catalogue_file, options_.flag_names));
   catalogue_ = now;
   caretaker_.wake();  // what waited for its quota may fit
   return ok_status();
@@ -397,7 +397,7 @@ Result<std::unique_ptr<Coordinator>> Coordinator::start(const CoordinatorOptions
                "environment variable LLM_DIST_API_KEY, or listen on 127.0.0.1",
                options.host));
   }
-  ASSIGN_OR_RETURN(Catalogue catalogue, Catalogue::read(options.catalogue_file));
+  ASSIGN_OR_RETURN(Catalogue catalogue, Catalogue::read(options.catalogue_file, options.flag_names));
   ASSIGN_OR_RETURN(std::unique_ptr<Store> store, open_sqlite_store({.path = options.store_path}));
   ASSIGN_OR_RETURN(AttemptSecrets secrets, AttemptSecrets::open(options.store_path + ".secret"));
   auto impl = std::make_unique<Impl>(options, std::move(store), catalogue, std::move(secrets));

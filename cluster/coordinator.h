@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cluster/api/access.h"
+#include "cluster/model_flags.h"
 #include "cluster/slot_resources.h"
 #include "src/base/clock.h"
 #include "src/base/status.h"
@@ -17,6 +18,7 @@ struct CoordinatorOptions {
   std::string store_path{};      // see default_store_path()
   std::string catalogue_file{};  // see Catalogue
   std::string program{};         // llm-dist, started for each attempt
+  FlagNames flag_names{};        // of the program's
   std::string version{};
   SlotResources slots{};    // ranks at a time on this machine, and what they run on
   int orphan_seconds = 60;  // replicas end when no coordinator has come back by then

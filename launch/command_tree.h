@@ -39,6 +39,14 @@ struct CommandEntry {
   std::vector<CommandEntry> commands;  // without hidden ones
 };
 
+// What is typed for a flag that CLI11 knows by another name: it refuses short names of two letters, and users
+// of other servers type them.
+struct ShortName {
+  const char* typed;
+  const char* name;
+};
+inline constexpr ShortName kShortNames[] = {{"-tp", "--tp"}, {"-pp", "--pp"}};
+
 // The whole tree below `program`, itself included.
 CommandEntry describe(const CLI::App& program);
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "cluster/store/location.h"
+#include "launch/command_tree.h"
 #include "launch/commands.h"
 #include "launch/device_choice.h"
 #include "launch/endpoint_file.h"
@@ -48,6 +49,23 @@ Result<cluster::SlotResources> find_resources(const CoordinatorFlags& flags) {
   const size_t natural = found.gpus.empty() ? found.cpus.size() : found.gpus.size();
   found.num_slots = flags.num_slots > 0 ? flags.num_slots : std::max(1, static_cast<int>(natural));
   return found;
+}
+
+// The names of the flags that a job's processes may have. Of a switch the second name may be its opposite.
+cluster::FlagNames flag_names_of(const CLI::App& program) {
+  const std::set<std::string> commands = {
+      "llm-dist serve", "llm-dist bench latency", "llm-dist bench throughput"};
+  std::vector<std::vector<std::string>> flags;
+  for (const auto& [typed, name] : kShortNames) flags.push_back({name, typed});
+  for_each_command(describe(program), [&](const CommandEntry& command) {
+    if (!commands.contains(joined(command.path, " "))) return;
+    for (const FlagGroup& group : command.groups) {
+      for (const FlagEntry& flag : group.flags) {
+        if (flag.kind != ValueKind::kNone) flags.push_back(flag.names);
+      }
+    }
+  });
+  return cluster::FlagNames(flags);
 }
 
 void reread_catalogue(cluster::Coordinator& coordinator, const std::string& file) {
@@ -100,9 +118,10 @@ RunCommand add_coordinator(CLI::App& program) {
   app->add_option(
          "--slots", flags->num_slots, "Ranks that may run at a time (default: one a GPU, else one a core)")
       ->check(CLI::Range(1, 4096));
-  app->add_option("--gpus",
-                  flags->gpus,
-                  "GPUs for them, as CUDA_VISIBLE_DEVICES names them, or none (default: all that are visible)")
+  app->add_option(
+         "--gpus",
+         flags->gpus,
+         "GPUs for them, as CUDA_VISIBLE_DEVICES names them, or none (default: all that are visible)")
       ->delimiter(',');
   app->add_option("--orphan-seconds",
                   flags->options.orphan_seconds,
@@ -139,7 +158,10 @@ RunCommand add_coordinator(CLI::App& program) {
       "Examples:\n"
       "  llm-dist coordinator --catalogue models.json\n"
       "  llm-dist coordinator --catalogue models.json --store /var/lib/llm-dist/coordinator.db --slots 8");
-  return [flags] { return run(*flags); };
+  return [flags, &program] {
+    flags->options.flag_names = flag_names_of(program);
+    return run(*flags);
+  };
 }
 
 }  // namespace llm_dist::launch

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/rank_discovery.h"
+#include "launch/command_tree.h"
 #include "launch/commands.h"
 #include "launch/config_file.h"
 #include "launch/empty_values.h"
@@ -24,16 +25,14 @@
 
 namespace {
 
-// CLI11 refuses short names of two letters; users of other servers type them.
 std::vector<std::string> rewritten_arguments(int argc, char** argv) {
-  const std::map<std::string, std::string> kAliases = {{"-tp", "--tp"}, {"-pp", "--pp"}};
   std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
     size_t equals = argument.find('=');
-    auto alias = kAliases.find(argument.substr(0, equals));
-    if (alias != kAliases.end()) {
-      argument = alias->second + (equals == std::string::npos ? "" : argument.substr(equals));
+    const std::string word = argument.substr(0, equals);
+    for (const auto& [typed, name] : llm_dist::launch::kShortNames) {
+      if (word == typed) argument = name + (equals == std::string::npos ? "" : argument.substr(equals));
     }
     arguments.push_back(argument);
   }

@@ -67,6 +67,10 @@ class ReloadTest(unittest.TestCase):
 
     def test_what_cannot_be_read_leaves_the_former_content(self):
         for broken, why in [("{", "must be"), ('{"models": {}}', "names no model"),
+                            ('{"models": {"n": {"path": "/n", "arguments": ["--tensor-parallel-size=2"]}}}',
+                             "'--tensor-parallel-size=2': --tp is not for the catalogue"),
+                            ('{"models": {"n": {"path": "/n", "arguments": ["-tp", "2"]}}}',
+                             "'-tp': --tp is not for the catalogue"),
                             ('{"models": {"n": {"path": "/n"}}, "projects": {"*": {"max_slot": 1}}}', "max_slots")]:
             self.reload(broken, "stays in force")
             self.assertIn(why, self.log())

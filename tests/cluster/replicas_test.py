@@ -43,6 +43,7 @@ class Cluster:
         self.process = None
         arguments = ["--max-model-len", "256", "--threads", "1", "--kv-cache-memory-bytes", "33554432"]
         catalogue = {"models": {"smollm2": {"path": str(MODEL), "arguments": arguments},
+                                "measured": {"path": str(MODEL), "arguments": [*arguments, "--random-output-len=2"]},
                                 "gone": {"path": "/no/such/model.gguf"},
                                 "json": {"path": "/no/such/model.gguf", "arguments": ["--log-format", "json"]},
                                 "mistyped": {"path": str(MODEL), "arguments": ["--max-modle-len", "256"]},
@@ -405,7 +406,7 @@ class ReplicasTest(unittest.TestCase):
 
     def test_a_bench_leaves_its_result(self):
         cluster = self.cluster()
-        job = cluster.call("POST", "/v1/jobs", {"type": "bench", "model": "smollm2", "bench": "latency",
+        job = cluster.call("POST", "/v1/jobs", {"type": "bench", "model": "measured", "bench": "latency",
                                                 "batch": "1", "input_len": 8, "output_len": 4})["id"]
         cluster.wait_state(job, "SUCCEEDED")
         result = json.loads((cluster.folder / f"store.db.jobs/{job}/1/result.json").read_text())

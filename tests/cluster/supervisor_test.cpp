@@ -43,8 +43,7 @@ TEST_F(SupervisorTest, AReplicaStartsAndRegisters) {
 }
 
 TEST_F(SupervisorTest, AFlagOfTheJobStandsInForTheCataloguesOwn) {
-  std::vector<std::string> flags = {
-      "--max-model-len", "2048", "--threads=1", "--tp=1", "--no-enable-prefix-caching"};
+  std::vector<std::string> flags = {"--max-model-len", "2048", "--threads=1", "--no-enable-prefix-caching"};
   catalogue_ = Catalogue({{"m", {.path = "/models/m.gguf", .arguments = flags}}});
   submit(JobKind::kServe, R"(,"max_model_len":64)");
   tick();
