@@ -12,7 +12,8 @@ namespace llm_dist::cluster {
 struct SlotResources {
   int num_slots = 1;
   std::vector<std::string> gpus{};  // as CUDA_VISIBLE_DEVICES names them; empty: ranks run on cores
-  std::vector<int> cpus{};          // that the slots share evenly; empty: what runs there is bound to none
+  std::vector<int>
+      cpus{};  // that the slots share evenly, in this order; empty: what runs there is bound to none
 
   // Where there are more slots than GPUs, those whose numbers are equal modulo the GPUs share one.
   Slots free_slots() const;

@@ -36,7 +36,7 @@ constexpr const char* kNoGpus = "none";
 
 // A slot for each GPU, or else for each core, unless told otherwise.
 Result<cluster::SlotResources> find_resources(const CoordinatorFlags& flags) {
-  cluster::SlotResources found{.gpus = flags.gpus, .cpus = allowed_cpus()};
+  cluster::SlotResources found{.gpus = flags.gpus, .cpus = by_core(allowed_cpus())};
   if (flags.gpus == std::vector<std::string>{kNoGpus}) {
     found.gpus.clear();
   } else if (flags.gpus.empty()) {

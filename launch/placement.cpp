@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -66,6 +67,17 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
+std::vector<int> by_core(std::vector<int> cpus, const std::string& root) {
+  std::map<int, std::pair<int, int>> places;  // socket and core; a system that tells none leaves the numbers
+  for (int cpu : cpus) {
+    const std::string folder = format("{}/sys/devices/system/cpu/cpu{}/topology/", root, cpu);
+    std::ifstream(folder + "physical_package_id") >> places[cpu].first;
+    std::ifstream(folder + "core_id") >> places[cpu].second;
+  }
+  std::ranges::stable_sort(cpus, {}, [&](int cpu) { return places.at(cpu); });
+  return cpus;
+}
+
 double quota_cpus(const std::string& root) {
   double smallest = 0;
   for (const char* controller : {"", "cpu"}) {
@@ -100,7 +112,8 @@ CpuShare share_of(const std::vector<comm::HostInfo>& hosts,
 
 Result<CpuShare> take_share(comm::World& world) {
   const Deadline deadline = Deadline::after(world.options().setup_timeout);
-  ASSIGN_OR_RETURN(std::vector<std::string> packed, world.all_gather_bytes(pack(allowed_cpus()), deadline));
+  ASSIGN_OR_RETURN(std::vector<std::string> packed,
+                   world.all_gather_bytes(pack(by_core(allowed_cpus())), deadline));
   std::vector<std::vector<int>> allowed;
   for (const std::string& of_rank : packed) allowed.push_back(unpack_cpus(of_rank));
   CpuShare share = share_of(world.hosts(), allowed, world.rank_info().rank);

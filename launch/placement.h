@@ -10,11 +10,14 @@
 
 namespace llm_dist::launch {
 
-// CPUs that this process may run on.
+// CPUs that this process may run on, by number.
 std::vector<int> allowed_cpus();
 
-// CPUs' worth of time that the smallest quota among this process's cgroups (v1 or v2) grants; 0: no limit.
+// So that a run of them has whole cores, with all their hardware threads, and as few sockets as can be.
 // `root`: the folder that holds proc and sys, for tests.
+std::vector<int> by_core(std::vector<int> cpus, const std::string& root = "");
+
+// CPUs' worth of time that the smallest quota among this process's cgroups (v1 or v2) grants; 0: no limit.
 double quota_cpus(const std::string& root = "");
 
 // The CPUs of one rank.

@@ -64,6 +64,19 @@ TEST(GroupAcrossNodes, IsNamed) {
   EXPECT_EQ(group_across_nodes(nodes("aabb"), 4), "ranks 0 to 3: 1 is on a, 2 on b");
 }
 
+TEST(ByCore, SocketsAndTheThreadsOfACoreStayTogether) {
+  device::FakeSystem system;
+  // Two sockets of two cores with two threads each, numbered as is usual: 0-3 are first threads.
+  for (int cpu = 0; cpu < 8; ++cpu) {
+    const std::string folder = format("/sys/devices/system/cpu/cpu{}/topology/", cpu);
+    system.put(folder + "physical_package_id", std::to_string(cpu % 4 / 2));
+    system.put(folder + "core_id", std::to_string(cpu % 2));
+  }
+  EXPECT_EQ(by_core({0, 1, 2, 3, 4, 5, 6, 7}, system.root()), (std::vector<int>{0, 4, 1, 5, 2, 6, 3, 7}));
+  EXPECT_EQ(by_core({1, 2, 6}, system.root()), (std::vector<int>{1, 2, 6}));
+  EXPECT_EQ(by_core({8, 9, 11}, system.root()), (std::vector<int>{8, 9, 11}));
+}
+
 TEST(CpuShares, RanksThatHaveTheSameCpusShareThem) {
   using Cpus = std::vector<int>;
   const comm::HostInfo here{.hostname = "a", .boot_id = "1"};
