@@ -11,11 +11,17 @@
 #include "launch/shutdown_signal.h"
 #include "launch/text_model.h"
 #include "src/base/log.h"
+#include "src/base/open_files.h"
 #include "src/engine/engine.h"
 #include "src/server/api_server.h"
 
 namespace llm_dist::launch {
 namespace {
+
+// Model, logs, devices, bodies on disk, clients that are turned away; and what a rank costs: connections of
+// the world, of the liveness watch and of libraries.
+constexpr rlim_t kOwnFiles = 384;
+constexpr rlim_t kFilesPerRank = 8;
 
 struct ServeFlags {
   EngineFlags engine;
@@ -89,9 +95,22 @@ Status serve_requests(const ServeFlags& flags,
   return ok_status();
 }
 
+// Whatever clients do, this process finds descriptors for what it does itself.
+size_t max_connections(size_t wanted, int num_ranks) {
+  const rlim_t open_files = raise_open_files().now;
+  const size_t fit = files_left(open_files, kOwnFiles + kFilesPerRank * static_cast<rlim_t>(num_ranks));
+  if (fit >= wanted) return wanted;
+  log_warning("{} connections at a time, and not {}: only {} files may be open (ulimit -Hn)",
+              fit,
+              wanted,
+              open_files);
+  return fit;
+}
+
 // What rank 0 alone can know to be wrong: keys, certificates, the port.
-Result<std::unique_ptr<server::ApiServer>> listen(ServeFlags& flags, EndpointFile& endpoint) {
+Result<std::unique_ptr<server::ApiServer>> listen(ServeFlags& flags, EndpointFile& endpoint, int num_ranks) {
   RETURN_IF_ERROR(collect_keys(flags));
+  flags.server.max_connections = max_connections(flags.server.max_connections, num_ranks);
   ASSIGN_OR_RETURN(std::unique_ptr<server::ApiServer> api, server::ApiServer::start(flags.server));
   RETURN_IF_ERROR(endpoint.write(api->url(), flags.server.uds_path));
   return api;
@@ -118,7 +137,7 @@ Status load_and_serve(const ServeFlags& flags,
 Status lead(ServeFlags& flags, RankProcess& process, ShutdownSignal& signal) {
   EndpointFile endpoint(flags.endpoint_file, signal);
   process.set_on_failure([&](const Status&) { endpoint.remove(); });
-  auto listening = listen(flags, endpoint);
+  auto listening = listen(flags, endpoint, process.size());
   Status status = process.agree(listening.status());
   if (status.ok()) status = load_and_serve(flags, process, **listening, endpoint, signal);
   process.set_on_failure({});

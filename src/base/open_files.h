@@ -14,4 +14,8 @@ struct OpenFiles {
 // has one. As it was where the system refuses that.
 OpenFiles raise_open_files();
 
+// Of `open_files` in all, how many are left where this process wants `own` for what it does itself. Where
+// there are few, a quarter of them all the same.
+rlim_t files_left(rlim_t open_files, rlim_t own);
+
 }  // namespace llm_dist

@@ -1,5 +1,6 @@
 #include "src/http/server.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -29,6 +30,7 @@ constexpr auto kResult = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kMaxOverloadedConnections = 64;
 // Cut-off connections end as soon as their thread runs; a handler that blocks it is a bug.
 constexpr Duration kAbortTime = std::chrono::seconds(30);
+constexpr Duration kWarnAfter = std::chrono::minutes(1);
 
 // An I/O thread with an event loop of its own: a connection stays on one of them, so it needs no lock.
 struct IoThread {
@@ -36,6 +38,30 @@ struct IoThread {
   asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
   std::thread thread;
 };
+
+// A descriptor that nobody uses. Where no other is left it is given up for as long as it takes to accept a
+// client and send it away: who is not accepted waits in the backlog for ever.
+class SpareDescriptor {
+ public:
+  SpareDescriptor() { take(); }
+  ~SpareDescriptor() { give_up(); }
+  SpareDescriptor(const SpareDescriptor&) = delete;
+  SpareDescriptor& operator=(const SpareDescriptor&) = delete;
+
+  void take() { file_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
+  void give_up() {
+    if (file_ >= 0) (void)::close(file_);
+    file_ = -1;
+  }
+
+ private:
+  int file_ = -1;
+};
+
+bool is_lack_of_descriptors(const ErrorCode& error) {
+  namespace errc = boost::system::errc;
+  return error == errc::too_many_files_open || error == errc::too_many_files_open_in_system;
+}
 
 Result<std::unique_ptr<asio::ssl::context>> load_tls(const ServerOptions& options) {
   auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
@@ -93,6 +119,9 @@ class Server::Impl {
   const ServerOptions& options() const { return core_->options; }
   asio::awaitable<void> accept_loop();
   void admit(StreamSocket socket);
+  // False: nobody is there any more, or others took the descriptor.
+  bool send_one_away();
+  void warn_of(const ErrorCode& error);
   void abort_connections();
   std::string url_at(const std::string& host) const;
 
@@ -101,6 +130,8 @@ class Server::Impl {
   std::vector<std::unique_ptr<IoThread>> threads_;
   std::optional<Acceptor> acceptor_;
   asio::ip::tcp::endpoint address_;  // port 0 on a Unix socket
+  SpareDescriptor spare_;
+  TimePoint warn_at_ = TimePoint::min();
   bool accepting_ = false;
   bool running_ = false;
 };
@@ -114,6 +145,7 @@ Status Server::Impl::start() {
   }
   for (int i = 0; i < options().num_io_threads; ++i) threads_.push_back(std::make_unique<IoThread>());
   ASSIGN_OR_RETURN(acceptor_, listen(threads_[0]->context, options()));
+  acceptor_->non_blocking(true);  // for send_one_away()
   address_ = bound_endpoint(*acceptor_).value_or(asio::ip::tcp::endpoint());
   accepting_ = running_ = true;
   asio::co_spawn(threads_[0]->context, accept_loop(), asio::detached);
@@ -133,11 +165,27 @@ asio::awaitable<void> Server::Impl::accept_loop() {
       admit(std::move(socket));
       continue;
     }
-    // Most likely out of file descriptors: some will be free again.
-    log_warning("http accept failed: {}", error.message());
+    warn_of(error);
+    if (is_lack_of_descriptors(error) && send_one_away()) continue;
     pause.expires_after(std::chrono::milliseconds(100));
     co_await pause.async_wait(kResult);
   }
+}
+
+bool Server::Impl::send_one_away() {
+  spare_.give_up();
+  ErrorCode error;
+  {
+    const StreamSocket unanswered = acceptor_->accept(error);
+  }
+  spare_.take();
+  return !error;
+}
+
+void Server::Impl::warn_of(const ErrorCode& error) {
+  if (Clock::now() < warn_at_) return;
+  warn_at_ = Clock::now() + kWarnAfter;
+  log_warning("http accept failed: {}; said once a minute", error.message());
 }
 
 void Server::Impl::admit(StreamSocket socket) {

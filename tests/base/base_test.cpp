@@ -12,6 +12,7 @@
 #include "src/base/log.h"
 #include "src/base/logit_rules.h"
 #include "src/base/nearest.h"
+#include "src/base/open_files.h"
 #include "src/base/run_time_module.h"
 #include "src/base/small_file.h"
 #include "src/base/status.h"
@@ -155,6 +156,13 @@ TEST(Nearest, CountsEditsAndTakesTheFirstOfEquals) {
   EXPECT_EQ(nearest_word("temprature", known), "temperature");
   EXPECT_EQ(nearest_word("top_x", known), "top_p");
   EXPECT_EQ(nearest_word("anything", {}), "");
+}
+
+TEST(OpenFiles, SomeAreLeftWhateverAProcessWantsForItself) {
+  EXPECT_EQ(files_left(20'000, 300), 19'700u);
+  EXPECT_EQ(files_left(1024, 384), 640u);
+  EXPECT_EQ(files_left(128, 384), 32u);
+  EXPECT_GT(files_left(RLIM_INFINITY, 384), 1'000'000u);
 }
 
 TEST(RunTimeModule, FoldersBesideTheExecutableAndAbove) {

@@ -2,6 +2,8 @@
 #include <mutex>
 #include <thread>
 
+#include "src/base/log.h"
+#include "tests/http/no_descriptors.h"
 #include "tests/http/raw_client.h"
 
 namespace llm_dist::http {
@@ -206,6 +208,25 @@ TEST(Limits, TooManyConnectionsAre503) {
   EXPECT_NE(refused->headers.find("Retry-After"), nullptr);
   one.reset();
   EXPECT_TRUE(eventually([&] { return request(get(*server, "/"), soon())->status == 200; }));
+}
+
+TEST(Limits, WithoutDescriptorsClientsAreSentAwayAndDoNotWait) {
+  auto server = start(ok);
+  Client let_in;
+  // A sanitizer needs descriptors when it first meets a type. Twice: then the first is over.
+  log_warning("a test uses up the file descriptors");
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(let_in.request(get(*server, "/"), soon())->status, 200);
+  {
+    std::vector<RawClient> clients(3);
+    NoDescriptors none;
+    for (RawClient& client : clients) {
+      client.connect(server->port());
+      EXPECT_EQ(client.read_to_end(), "");
+      EXPECT_TRUE(client.closed());
+    }
+  }
+  EXPECT_EQ(let_in.request(get(*server, "/"), soon())->status, 200);
+  EXPECT_EQ(request(get(*server, "/"), soon())->status, 200);
 }
 
 TEST(Limits, AClientThatNeverReadsAWholeResponseIsCutOff) {

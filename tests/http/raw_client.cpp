@@ -8,17 +8,23 @@
 
 namespace llm_dist::http {
 
-RawClient::RawClient(uint16_t port, int receive_buffer_bytes) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+RawClient::RawClient() : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {}
+
+RawClient::RawClient(uint16_t port, int receive_buffer_bytes) : RawClient() {
   if (receive_buffer_bytes > 0)
     (void)::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof receive_buffer_bytes);
+  connect(port);
+}
+
+RawClient::~RawClient() { close(); }
+
+void RawClient::connect(uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
 }
-
-RawClient::~RawClient() { close(); }
 
 void RawClient::close() {
   if (fd_ >= 0) ::close(fd_);

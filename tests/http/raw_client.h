@@ -15,12 +15,14 @@ namespace llm_dist::http {
 
 class RawClient {
  public:
+  RawClient();  // to connect() later
   // receive_buffer_bytes: how little the kernel takes for a client that does not read; 0 leaves its default.
   explicit RawClient(uint16_t port, int receive_buffer_bytes = 0);
   ~RawClient();
   RawClient(const RawClient&) = delete;
   RawClient& operator=(const RawClient&) = delete;
 
+  void connect(uint16_t port);
   // False when the server has closed.
   bool send(std::string_view bytes);
   // Reads until the text holds `mark`, the server closes or a minute passes; returns all that came since the

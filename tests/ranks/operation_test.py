@@ -1,4 +1,5 @@
 """Running a server: draining, logs, queue limits, metrics of every rank, flags in a file, uneven stages."""
+import contextlib
 import json
 import os
 import pathlib
@@ -169,6 +170,34 @@ class Queue(unittest.TestCase):
                 running.cancel_after = 1  # whoever runs leaves, and the one that waits gets its turn
                 self.assertTrue(waiting.wait(120).done)
                 self.assertEqual(send(server, "POST", "/v1/completions", completion(2))[0], 200)
+
+
+class Connections(unittest.TestCase):
+    """As many as the limit of open files leaves room for, which is the hard one; the others are told so."""
+
+    def answers(self, ulimit, count):
+        """Statuses of /livez on connections that stay open."""
+        harness.needs_serve()
+        limited = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh"]
+        with harness.Server(1, harness.smollm(), SMALL, mpi_options=limited) as server, contextlib.ExitStack() as open_ones:
+            server.wait_ready()
+            statuses = []
+            for _ in range(count):
+                connection = open_ones.enter_context(contextlib.closing(server.connect(20)))
+                connection.request("GET", "/livez")
+                response = connection.getresponse()
+                response.read()
+                statuses.append(response.status)
+            return statuses, server.log()
+
+    def test_the_soft_limit_is_no_limit(self):
+        statuses, _ = self.answers("-Sn 256", 500)
+        self.assertEqual(set(statuses), {200})
+
+    def test_beyond_the_hard_limit_they_are_told(self):
+        statuses, log = self.answers("-n 600", 220)
+        self.assertEqual(statuses, [200] * 208 + [503] * 12)
+        self.assertIn("208 connections at a time", log)
 
 
 class Meters(unittest.TestCase):
