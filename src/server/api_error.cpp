@@ -8,6 +8,7 @@ ApiError from_status(const Status& status) {
     case StatusCode::kResourceExhausted:
       return {.status = 503, .message = status.message(), .code = "queue_full", .retry_after_s = 1};
     case StatusCode::kUnavailable:
+    case StatusCode::kDeadlineExceeded:
       return {.status = 503, .message = status.message(), .code = "unavailable", .retry_after_s = 5};
     default: return {.status = 500, .message = status.message(), .code = "engine_error"};
   }

@@ -26,8 +26,10 @@ struct ChatTemplateOptions {
 
 // A template is not trusted: instructions, recursion, output, memory and time are bounded. Immutable after
 // create(); render() may run on several threads at once, each on a short-lived thread of its own. A render
-// that uses up its memory keeps that and its thread; after a few of them in a process nothing is rendered any
-// more. A request's JSON alone cannot do that: the number of its values is bounded, too.
+// that outlasts its time goes on there, to a bounded end; while more than a few of them in a process do,
+// nothing else is rendered. One that uses up its memory keeps that and its thread; after a few of them
+// nothing is rendered any more. The number of a request's JSON values is bounded here, so that they alone
+// cannot do that; its bytes, of which a template may make lists, are for the caller to bound.
 class ChatTemplate {
  public:
   // kInvalidArgument: the template does not parse (with the line).
@@ -36,7 +38,8 @@ class ChatTemplate {
                                      std::string_view eos_token);
 
   // `messages_json`: array of {"role", "content", …}, passed to the template as it is. kInvalidArgument: bad
-  // JSON, a refusal by the template (its own text), or a bound exceeded. kUnavailable: !can_render().
+  // JSON, a refusal by the template (its own text), or a bound exceeded. kDeadlineExceeded: the timeout.
+  // kUnavailable: too many that outlasted theirs still run, or !can_render().
   Result<std::string> render(std::string_view messages_json, const ChatTemplateOptions& options = {}) const;
 
   // False for good once nothing is rendered any more in this process.

@@ -45,6 +45,7 @@ inline Status ffi_status(int32_t code, std::string message) {
   switch (code) {
     case LLM_DIST_FFI_INVALID: return invalid_argument(std::move(message));
     case LLM_DIST_FFI_UNAVAILABLE: return unavailable(std::move(message));
+    case LLM_DIST_FFI_DEADLINE: return deadline_exceeded(std::move(message));
     default: return internal_error(std::move(message));
   }
 }

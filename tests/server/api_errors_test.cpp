@@ -294,6 +294,33 @@ TEST_F(ApiErrors, TooManyJsonValuesAreRefusedAndTheNextChatIsServed) {
   EXPECT_EQ(get("/readyz").status, 200);
 }
 
+TEST_F(ApiErrors, WhileManyRendersThatWereGivenUpRunChatsAreToldToComeAgain) {
+  auto slow = text::ChatTemplate::create(
+      "{% set x = 'ab' * 500000 %}{% for i in range(200) %}{% set y = x | upper | lower %}{% endfor %}",
+      "",
+      "");
+  while (slow->render("[]", {.timeout = std::chrono::milliseconds(20)}).status().code() ==
+         StatusCode::kDeadlineExceeded) {
+  }
+  http::Response response = post(kChatPath, chat("hi"));
+  EXPECT_EQ(response.status, 503) << response.body;
+  EXPECT_NE(response.headers.find("Retry-After"), nullptr);
+  EXPECT_EQ(Json::parse(response.body).at("error").at("code"), "unavailable");
+  EXPECT_EQ(get("/readyz").status, 200);
+  EXPECT_TRUE(eventually([&] { return post(kChatPath, chat("hi")).status == 200; }));
+}
+
+TEST_F(ApiErrors, ATemplateThatTakesTooLongIsNoMistakeOfTheClient) {
+  template_source =
+      "{% set x = 'ab' * 2000000 %}{% for i in range(6000) %}{% set y = x | upper | lower %}{% endfor %}";
+  start({});
+  http::Response response = post(kChatPath, chat("hi"));
+  EXPECT_EQ(response.status, 503) << response.body;
+  EXPECT_NE(response.headers.find("Retry-After"), nullptr);
+  EXPECT_NE(Json::parse(response.body).at("error").at("message").get<std::string>().find("5000 ms"),
+            std::string::npos);
+}
+
 TEST_F(ApiErrors, ChatIsUnavailableOnceNothingIsRendered) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   // In a process of its own: nothing undoes it.

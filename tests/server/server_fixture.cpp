@@ -1,13 +1,6 @@
 #include "tests/server/server_fixture.h"
 
 namespace llm_dist::server {
-namespace {
-
-constexpr const char* kTemplate =
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}{{ suffix }}";
-
-}  // namespace
 
 std::vector<int32_t> byte_ids(std::string_view text) {
   std::vector<int32_t> ids;
@@ -56,7 +49,7 @@ void ServerFixture::attach(bool with_template) {
   auto made = text::Tokenizer::create(vocabulary);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   tokenizer = std::move(made).value();
-  auto jinja = text::ChatTemplate::create(kTemplate, "<s>", "<|end|>");
+  auto jinja = text::ChatTemplate::create(template_source, "<s>", "<|end|>");
   ASSERT_TRUE(jinja.ok()) << jinja.status().to_string();
   chat_template.emplace(std::move(jinja).value());
   ModelInfo info;

@@ -73,6 +73,9 @@ class ServerFixture : public ::testing::Test {
   int64_t max_model_len = kMaxModelLen;
   std::optional<int64_t> vocab_size;  // the tokenizer's unless set
   TokenizerSpec vocabulary = text::byte_vocabulary("gpt-2", {});
+  std::string template_source =
+      "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+      "{% if add_generation_prompt %}assistant: {% endif %}{{ suffix }}";
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::optional<text::ChatTemplate> chat_template;
   std::unique_ptr<FakeEngine> engine = std::make_unique<FakeEngine>();

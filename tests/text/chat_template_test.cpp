@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "src/base/clock.h"
 #include "tests/text/vocabularies.h"
 
 namespace llm_dist::text {
@@ -208,6 +209,9 @@ TEST(ChatTemplateMemory, ARequestsJsonAloneDoesNotUseItUp) {
             std::string::npos);
   EXPECT_NE(error_of("", kHello, {.tools_json = repeated("{}", 500'000)}).find("500000 in tools"),
             std::string::npos);
+  // Of the bytes that a server takes a template may make as many values.
+  const std::string spaces = R"([{"role":"user","content":")" + std::string(1 << 20, ' ') + "\"}]";
+  EXPECT_EQ(render("{{ messages[0].content.split(' ') | length }}", spaces, kPatient), "1048577");
 }
 
 TEST(ChatTemplateMemory, HoldsAsManyJsonValuesAsARequestMayHave) {
@@ -266,13 +270,34 @@ TEST(ChatTemplate, DeepValuesDoNotOverflowTheStack) {
   EXPECT_FALSE(nested(90000, "").ok());
 }
 
+// Some tenths of a second's work, of which nobody awaits more than the first.
+Status status_of_a_slow_one() {
+  return make(
+             "{% set x = 'ab' * 500000 %}{% for i in range(200) %}{% set y = x | upper | lower %}"
+             "{% endfor %}")
+      .render(kHello, {.timeout = std::chrono::milliseconds(20)})
+      .status();
+}
+
 TEST(ChatTemplate, ASlowTemplateIsGivenUp) {
-  const auto text = make(
-                        "{% set x = 'ab' * 500000 %}{% for i in range(2000) %}{% set y = x | upper | lower %}"
-                        "{% endfor %}")
-                        .render(kHello, {.timeout = std::chrono::milliseconds(20)});
-  ASSERT_FALSE(text.ok());
-  EXPECT_NE(text.status().message().find("20 ms"), std::string::npos) << text.status().message();
+  const Status status = status_of_a_slow_one();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(status.message().find("20 ms"), std::string::npos) << status.message();
+}
+
+TEST(ChatTemplate, WhileManyThatWereGivenUpRunNothingElseIsRendered) {
+  const ChatTemplate harmless = make("{{ messages[0].content }}");
+  const auto code = [&] { return harmless.render(kHello, kPatient).status().code(); };
+  EXPECT_EQ(code(), StatusCode::kOk);
+  while (status_of_a_slow_one().code() == StatusCode::kDeadlineExceeded) {
+  }
+  EXPECT_EQ(status_of_a_slow_one().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(code(), StatusCode::kUnavailable);
+  EXPECT_TRUE(ChatTemplate::can_render()) << "they end by themselves";
+  for (const Deadline limit = Deadline::after_seconds(120); code() != StatusCode::kOk;) {
+    ASSERT_FALSE(limit.expired());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 TEST(ChatTemplate, ManyThreadsRenderAtOnce) {

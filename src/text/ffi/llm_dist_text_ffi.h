@@ -18,7 +18,8 @@ enum {
   LLM_DIST_FFI_OK = 0,
   LLM_DIST_FFI_INVALID = 1,
   LLM_DIST_FFI_INTERNAL = 2,
-  LLM_DIST_FFI_UNAVAILABLE = 3
+  LLM_DIST_FFI_UNAVAILABLE = 3,
+  LLM_DIST_FFI_DEADLINE = 4
 };
 
 typedef struct {
@@ -118,6 +119,8 @@ int32_t llm_dist_chat_template_new(llm_dist_ffi_bytes jinja,
 void llm_dist_chat_template_free(llm_dist_chat_template* chat_template);
 /* False once too many renders of this process stand still: every other gets LLM_DIST_FFI_UNAVAILABLE. */
 bool llm_dist_chat_template_can_render(void);
+/* LLM_DIST_FFI_DEADLINE: the time is up, and the render goes on for nobody. While too many of those do,
+ * LLM_DIST_FFI_UNAVAILABLE. */
 int32_t llm_dist_chat_template_render(const llm_dist_chat_template* chat_template,
                                       llm_dist_ffi_bytes messages,
                                       const llm_dist_ffi_render_options* options,

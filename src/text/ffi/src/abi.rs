@@ -10,6 +10,7 @@ pub const OK: i32 = 0;
 pub const INVALID: i32 = 1;
 pub const INTERNAL: i32 = 2;
 pub const UNAVAILABLE: i32 = 3;
+pub const DEADLINE: i32 = 4;
 
 /// Borrowed bytes; `data` may be null when `size` is 0.
 #[repr(C)]
@@ -105,11 +106,12 @@ pub fn catch<T>(body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 /// Error texts that begin so have a code of their own; every other is `INVALID`.
 const INTERNAL_PREFIX: &str = "internal: ";
 pub const UNAVAILABLE_PREFIX: &str = "unavailable: ";
+pub const DEADLINE_PREFIX: &str = "deadline: ";
 
 /// `catch`, with the error written to `error` and turned into a code.
 pub fn guard(error: Sink, body: impl FnOnce() -> Result<(), String>) -> i32 {
     let Err(text) = catch(body) else { return OK };
-    let kinds = [(INTERNAL_PREFIX, INTERNAL), (UNAVAILABLE_PREFIX, UNAVAILABLE)];
+    let kinds = [(INTERNAL_PREFIX, INTERNAL), (UNAVAILABLE_PREFIX, UNAVAILABLE), (DEADLINE_PREFIX, DEADLINE)];
     let known = kinds.iter().find_map(|(prefix, code)| Some((*code, text.strip_prefix(prefix)?)));
     let (code, rest) = known.unwrap_or((INVALID, &text));
     error.put(rest.as_bytes());

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::mpsc::{channel, TryRecvError};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{escape_formatter, Environment, Error, ErrorKind, Output, State};
 use serde_json::{Map, Value as Json};
 
-use crate::abi::{catch, guard, Bytes, Sink, UNAVAILABLE_PREFIX};
+use crate::abi::{catch, guard, Bytes, Sink, DEADLINE_PREFIX, UNAVAILABLE_PREFIX};
 use crate::json::tojson;
 use crate::memory::{num_stopped_threads, Budget};
 
@@ -28,6 +28,8 @@ const MAX_MEMORY_BYTES: usize = 256 << 20;
 const MAX_JSON_VALUES: usize = 200_000;
 /// A render that used up its memory keeps it.
 const MAX_STOPPED_RENDERS: usize = 4;
+/// A render that outlasts its time takes a core until its instructions are used up, each of which may copy megabytes.
+const MAX_LATE_RENDERS: usize = 2;
 /// Values that a template nests as deep as its instructions allow (400,000 levels) are dropped, printed and compared
 /// recursively, at up to 420 bytes a level. Only the pages touched become memory.
 const STACK_BYTES: usize = 512 << 20;
@@ -141,12 +143,19 @@ impl Handle {
         Ok(context)
     }
 
-    /// Renders on a thread of its own. A template that outlasts the limit is left behind there: its instructions are
-    /// bounded, so that the thread ends by itself. One that uses up its memory stays.
+    /// Renders on a thread of its own. A template that outlasts its time is left behind there: its instructions are
+    /// bounded, so that the thread ends by itself, and while more than a few of them run nothing else is rendered. One
+    /// that uses up its memory stays.
     fn render(&self, request: &Request) -> Result<String, String> {
         if !can_render() {
             return Err(format!(
                 "{UNAVAILABLE_PREFIX}{MAX_STOPPED_RENDERS} conversations have {USED_UP}; nothing is rendered any more"
+            ));
+        }
+        if num_late_renders() > MAX_LATE_RENDERS {
+            return Err(format!(
+                "{UNAVAILABLE_PREFIX}more than {MAX_LATE_RENDERS} conversations that took the chat template too long \
+                 are still being rendered"
             ));
         }
         let context = self.context(request)?;
@@ -184,9 +193,10 @@ impl Handle {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                late_renders().push(Arc::downgrade(&budget));
                 return Err(format!(
-                    "the chat template took longer than {} ms; shorten the conversation or give another template with \
-                     --chat-template",
+                    "{DEADLINE_PREFIX}the chat template took longer than {} ms; shorten the conversation or give \
+                     another template with --chat-template",
                     request.timeout.as_millis()
                 ));
             }
@@ -197,6 +207,19 @@ impl Handle {
 
 fn can_render() -> bool {
     num_stopped_threads() < MAX_STOPPED_RENDERS
+}
+
+/// The budgets of renders that outlasted their time: each thread drops its own when it ends.
+fn late_renders() -> MutexGuard<'static, Vec<Weak<Budget>>> {
+    static LATE: Mutex<Vec<Weak<Budget>>> = Mutex::new(Vec::new());
+    LATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Those that still run.
+fn num_late_renders() -> usize {
+    let mut late = late_renders();
+    late.retain(|budget| budget.upgrade().is_some_and(|budget| !budget.is_used_up()));
+    late.len()
 }
 
 const USED_UP: &str = "used up the 256 MiB of memory that a chat template may hold";
