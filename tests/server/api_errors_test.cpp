@@ -244,9 +244,9 @@ TEST_F(ApiErrors, APerplexityOfALongContextIsServed) {
   }
 }
 
-// Encoding these would take a minute.
+// Encoding these would take seconds.
 TEST_F(ApiErrors, TextsThatCannotFitAreRefusedUnread) {
-  const std::string huge(8'000'000, 'a');
+  const std::string huge(1'000'000, 'a');
   for (const auto& [path, body] :
        {std::pair(kTextPath, completion(huge)), std::pair(kChatPath, chat(huge))}) {
     http::Response response = post(path, body);
@@ -292,6 +292,33 @@ TEST_F(ApiErrors, TooManyJsonValuesAreRefusedAndTheNextChatIsServed) {
   }
   post_ok(kChatPath, chat("hi"));
   EXPECT_EQ(get("/readyz").status, 200);
+}
+
+// As templates of models that think do it: of 7 bytes a split makes a value of 24 and more.
+TEST_F(ApiErrors, ConversationsTooLargeToRenderAreRefusedAndTheNextChatIsServed) {
+  template_source =
+      "{% for message in messages %}{{ "
+      "message.content.split('</think>')[0].rstrip('\\n').split('<think>')[-1] "
+      "}}{% endfor %}";
+  start({});
+  const auto thinking = [](size_t bytes) {
+    std::string content;
+    while (content.size() < bytes) content += "<think>";
+    return chat(content + "x");
+  };
+  for (int i = 0; i < 5; ++i) {
+    http::Response response = post(kChatPath, thinking(32'000'000));
+    EXPECT_EQ(response.status, 400);
+    Json error = Json::parse(response.body).at("error");
+    EXPECT_EQ(error.at("code"), "context_length_exceeded");
+    EXPECT_EQ(error.at("param"), "messages");
+    EXPECT_NE(error.at("message").get<std::string>().find("the most is 1048576"), std::string::npos) << error;
+  }
+  EXPECT_EQ(get("/readyz").status, 200);
+  post_ok(kChatPath, thinking(1'048'000));
+  Json body = chat("hi");
+  body["chat_template_kwargs"] = {{"a", std::string(1 << 20, 'a')}};
+  EXPECT_EQ(Json::parse(post("/tokenize", body).body).at("error").at("code"), "context_length_exceeded");
 }
 
 TEST_F(ApiErrors, WhileManyRendersThatWereGivenUpRunChatsAreToldToComeAgain) {
