@@ -17,6 +17,7 @@
 #include "src/base/nearest.h"
 #include "src/engine/engine.h"
 #include "src/server/prepare.h"
+#include "src/server/text_limit.h"
 #include "src/text/detokenizer.h"
 
 namespace llm_dist::launch {
@@ -104,7 +105,7 @@ Status read_sampling(const json& line, sched::SamplingParams& sampling) {
   return ok_status();
 }
 
-Result<std::vector<int32_t>> read_prompt(const json& line, const TextModel& text) {
+Result<std::vector<int32_t>> read_prompt(const json& line, const TextModel& text, int64_t max_model_len) {
   bool chat = line.contains("messages");
   if (chat == line.contains("prompt")) return invalid_argument("a line has either prompt or messages");
   if (!chat) {
@@ -112,13 +113,17 @@ Result<std::vector<int32_t>> read_prompt(const json& line, const TextModel& text
     return text.tokenizer->encode(line["prompt"].get<std::string>(), {.add_special_tokens = true});
   }
   if (!text.chat_template) return invalid_argument("the model has no chat template: give prompt");
-  ASSIGN_OR_RETURN(std::string rendered, text.chat_template->render(line["messages"].dump()));
+  const std::string messages = line["messages"].dump();
+  if (auto beyond = server::beyond_rendering(max_model_len, messages.size()))
+    return invalid_argument(std::move(*beyond));
+  ASSIGN_OR_RETURN(std::string rendered, text.chat_template->render(messages));
   return text.tokenizer->encode(rendered, {.add_special_tokens = false});
 }
 
 Result<sched::SequenceRequest> read_request(const json& line,
                                             const sched::SamplingParams& defaults,
-                                            const TextModel& text) {
+                                            const TextModel& text,
+                                            int64_t max_model_len) {
   if (!line.is_object()) return invalid_argument("the line is no JSON object");
   for (const auto& [name, value] : line.items()) {
     std::string_view nearest = nearest_word(name, std::span<const std::string_view>(kFields));
@@ -127,7 +132,7 @@ Result<sched::SequenceRequest> read_request(const json& line,
   }
   sched::SequenceRequest request{.sampling = defaults};
   RETURN_IF_ERROR(read_sampling(line, request.sampling));
-  ASSIGN_OR_RETURN(request.prompt, read_prompt(line, text));
+  ASSIGN_OR_RETURN(request.prompt, read_prompt(line, text, max_model_len));
   request.arrival = Clock::now();
   return request;
 }
@@ -183,7 +188,7 @@ class Batch {
     }
     RETURN_IF_ERROR(output_.sync());
     engine_->stop();
-    result_.complete = input_ended_ && jobs_.empty();
+    result_.complete = input_ended_ && jobs_.empty() && result_.left == 0;
     if (num_cut_ > 0)
       log_warning("--max-tokens {}: {} cut at --max-model-len {}",
                   defaults_.max_tokens,
@@ -201,12 +206,13 @@ class Batch {
 
   Status submit_lines() {
     while (!stopping_ && !input_ended_ && jobs_.size() < window_) {
-      std::optional<BatchLine> line = input_.next();
+      std::optional<BatchLine> line = waiting_ ? std::exchange(waiting_, std::nullopt) : input_.next();
       if (!line) {
         input_ended_ = true;
       } else if (!output_.holds(line->index)) {
         RETURN_IF_ERROR(submit(*line));
       }
+      if (waiting_) break;
     }
     return ok_status();
   }
@@ -218,8 +224,8 @@ class Batch {
     job->index = line.index;
     if (parsed.is_object() && parsed.contains("custom_id")) job->custom_id = parsed["custom_id"];
     job->on_end = [this](Job* ended) { ended_.push(ended); };
-    auto request = read_request(parsed, defaults_, text_);
-    if (!request.ok()) return refuse(*job, request.status());
+    auto request = read_request(parsed, defaults_, text_, max_model_len_);
+    if (!request.ok()) return put_off(line, *job, request.status());
     if (Status room = check_room(parsed, *request, max_model_len_); !room.ok()) return refuse(*job, room);
     job->prompt_tokens = request->prompt.size();
     job->max_tokens = request->sampling.max_tokens;
@@ -236,6 +242,19 @@ class Batch {
     json answer = {{"index", job.index}};
     if (!job.custom_id.is_null()) answer["custom_id"] = job.custom_id;
     return answer;
+  }
+
+  // What is not the line's own fault is no answer to it: another time it may be read.
+  Status put_off(const BatchLine& line, const Job& job, const Status& why) {
+    if (why.code() == StatusCode::kInvalidArgument) return refuse(job, why);
+    if (why.code() == StatusCode::kUnavailable && text::ChatTemplate::can_render()) {
+      waiting_ = line;
+      return ok_status();
+    }
+    if (why.code() != StatusCode::kDeadlineExceeded) return why;
+    log_warning("line {} is left for the next time: {}", line.index, why.message());
+    ++result_.left;
+    return ok_status();
   }
 
   Status refuse(const Job& job, const Status& why) {
@@ -285,7 +304,8 @@ class Batch {
   Ended ended_;
   std::unique_ptr<engine::Engine> engine_;  // gone first: it calls the jobs
   BatchResult result_;
-  size_t num_cut_ = 0;  // answers that the length of the model ended
+  size_t num_cut_ = 0;                // answers that the length of the model ended
+  std::optional<BatchLine> waiting_;  // until renders that took too long have ended
   bool input_ended_ = false;
   bool stopping_ = false;
   TimePoint give_up_at_;

@@ -102,6 +102,12 @@ int run_prompt(const GenerateFlags& flags) {
   return end(process, status);
 }
 
+std::string what_is_left(const BatchResult& result) {
+  if (result.complete) return "";
+  const std::string left = result.left > 0 ? format("; {} left", result.left) : "; interrupted";
+  return left + ": run it again to go on";
+}
+
 int run_batch(const GenerateFlags& flags) {
   ShutdownSignal signal;  // before any thread is started, so that every thread inherits its mask
   auto joined = RankProcess::join(flags.engine);
@@ -136,7 +142,7 @@ int run_batch(const GenerateFlags& flags) {
                  result.done,
                  result.refused,
                  result.before,
-                 result.complete ? "" : "; interrupted: run it again to go on");
+                 what_is_left(result).c_str());
   int code = end(process, status, &signal);
   return code == 0 && !result.complete ? kIncompleteExitCode : code;
 }

@@ -284,6 +284,22 @@ class Batch(unittest.TestCase):
         self.assertEqual(len(warnings), 1, done.stderr)
         self.assertIn(f"1 answer was cut at --max-model-len {model_len}", warnings[0])
 
+    def test_lines_whose_template_takes_too_long_are_left_for_the_next_time(self):
+        template = self.input.with_name("template")
+        template.write_text("{% if messages[0].content == 'slow' %}{% set x = 'ab' * 2000000 %}{% for i in range(6000) %}"
+                            "{% set y = x | upper | lower %}{% endfor %}{% endif %}{{ messages[0].content }}")
+        # The last of them waits until another one's render, which nobody awaits any more, has ended.
+        contents = ["Once", "slow", "slow", "slow", "slow", "Once", "x" * (1 << 20)]
+        self.input.write_text("".join(json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 4}) + "\n"
+                                      for content in contents))
+        done = run(self.command("--chat-template", template))
+        self.assertEqual(done.returncode, 75, done.stderr)
+        rows = self.rows()
+        self.assertEqual(sorted(rows), [0, 5, 6], rows)
+        self.assertEqual(rows[5]["text"], rows[0]["text"])
+        self.assertIn("is not rendered, the most is", rows[6]["error"]["message"])
+        self.assertIn("3 lines answered (1 of them refused), 0 before; 4 left: run it again", done.stderr)
+
     def test_an_output_that_cannot_be_written_is_refused_before_loading(self):
         self.input.write_text('{"prompt": "x"}\n')
         for ranks in (1, 2):
