@@ -83,7 +83,7 @@ Status serve_requests(const ServeFlags& flags,
 
   std::string why = signal.wait();
   log_info(
-      "{}: draining for at most {} s; another signal ends it at once", why, flags.shutdown_timeout_seconds);
+      "{}: draining for at most {} s; a second signal ends it at once", why, flags.shutdown_timeout_seconds);
   Status ended = api.end(Deadline::after_seconds(flags.shutdown_timeout_seconds));
   if (!ended.ok()) log_warning("{}", ended.message());
   engine->stop();

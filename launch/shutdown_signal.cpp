@@ -43,17 +43,17 @@ void ShutdownSignal::listen() {
       changed_.notify_all();
       continue;
     }
-    bool asked_before = !reason_.empty();
-    if (asked_before && Clock::now() < signalled_at_ + kSameSignal) continue;
-    if (!waiting_ || asked_before) {
+    if (signalled_at_ && Clock::now() < *signalled_at_ + kSameSignal) continue;
+    if (!waiting_ || signalled_at_) {
       if (on_exit_) on_exit_();
       if (farewell_)
-        farewell_(std::string(asked_before ? "ended by a second SIG" : "ended by SIG") + sigabbrev_np(number),
-                  number);
+        farewell_(
+            std::string(signalled_at_ ? "ended by a second SIG" : "ended by SIG") + sigabbrev_np(number),
+            number);
       _exit(kSignalExitBase + number);
     }
     signalled_at_ = Clock::now();
-    reason_ = std::string("SIG") + sigabbrev_np(number);
+    if (reason_.empty()) reason_ = std::string("SIG") + sigabbrev_np(number);
     changed_.notify_all();
   }
 }

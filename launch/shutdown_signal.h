@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -26,8 +27,8 @@ class ShutdownSignal {
   ShutdownSignal(const ShutdownSignal&) = delete;
   ShutdownSignal& operator=(const ShutdownSignal&) = delete;
 
-  // Why the process is to end: "SIGTERM". A second signal, a second or more later, ends the process
-  // at once.
+  // Why the process is to end: "SIGTERM". A second signal, a second or more after the first, ends the process
+  // at once; the first one behind a raise() only asks for the same again.
   std::string wait();
   // The same for who does not wait: from the first call on a signal is kept until it is asked for.
   bool is_raised();
@@ -53,7 +54,7 @@ class ShutdownSignal {
   bool stopping_ = false;
   bool hung_up_ = false;
   std::string reason_;
-  TimePoint signalled_at_;
+  std::optional<TimePoint> signalled_at_;  // which raise() leaves alone
   std::thread listener_;
 };
 

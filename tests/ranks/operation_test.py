@@ -79,6 +79,38 @@ class Draining(unittest.TestCase):
             self.assertEqual(our_lines(server.log()), [])
             self.assertEqual(server.leftovers(), [])
 
+    def test_the_first_signal_behind_a_request_to_drain_goes_on_draining(self):
+        # As Kubernetes ends a pod: a preStop hook that drains, then SIGTERM.
+        with harness.Server(2, harness.smollm(), [*SMALL, "--shutdown-timeout", 60], record_exits=True) as server:
+            server.wait_ready()
+            ranks = server.wait_ranks()
+            stream = self.held_stream(server, ranks[1])
+            self.assertEqual(send(server, "POST", "/admin/drain")[0], 202)
+            server.wait_log("draining")
+            time.sleep(1.2)
+            os.kill(ranks[0], signal.SIGTERM)
+            time.sleep(1)
+            self.assertFalse(stream.ended.is_set(), server.log())
+            os.kill(ranks[1], signal.SIGCONT)
+            stream.wait(120)
+            self.assertEqual((stream.finish_reason(), stream.done, stream.error()), ("length", True, None))
+            self.assertEqual(server.wait_end(30), 0, server.log())
+            self.assertEqual([server.exit_code(rank) for rank in (0, 1)], [0, 0])
+
+    def test_a_second_signal_behind_a_request_to_drain_ends_at_once(self):
+        with harness.Server(2, harness.smollm(), [*SMALL, "--shutdown-timeout", 60]) as server:
+            server.wait_ready()
+            ranks = server.wait_ranks()
+            self.held_stream(server, ranks[1])
+            rank_0 = harness.Exit(ranks[0])
+            self.assertEqual(send(server, "POST", "/admin/drain")[0], 202)
+            server.wait_log("draining")
+            os.kill(ranks[0], signal.SIGTERM)
+            time.sleep(1.2)
+            self.assertFalse(rank_0.within(0), server.log())
+            os.kill(ranks[0], signal.SIGTERM)
+            self.assertTrue(rank_0.within(3), server.log())
+
     def test_what_outlives_the_shutdown_timeout_is_cut_off(self):
         with harness.Server(2, harness.smollm(), [*SMALL, "--shutdown-timeout", 1]) as server:
             server.wait_ready()
