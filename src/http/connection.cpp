@@ -20,6 +20,8 @@ constexpr Duration kLingerTime = std::chrono::seconds(1);
 // answer (RFC 9112, 9.6): silent for so long, or sending for so long.
 constexpr Duration kBodyLingerSilence = std::chrono::seconds(5);
 constexpr Duration kBodyLingerTime = std::chrono::seconds(30);
+// How long what a client sends ahead is left in its socket while an answer to it is open.
+constexpr Duration kUnreadTime = std::chrono::seconds(1);
 // How long a client may go on sending a request to a server that is to end.
 constexpr Duration kLastRequestTime = std::chrono::seconds(1);
 // What of a body is on its way between socket and disk.
@@ -140,27 +142,43 @@ asio::awaitable<bool> Connection::handshake() {
 }
 
 asio::awaitable<void> Connection::read_loop() {
-  // Room for a whole header, which the parser takes in one piece, and for some of what follows it.
-  const size_t max_inbound = core_->options.max_header_bytes + read_buffer_.size();
   while (true) {
-    while (inbound_.size() >= max_inbound && !discarding_ && !closed_) {
-      room_.expires_at(TimePoint::max());
-      co_await room_.async_wait(kResult);
-    }
+    co_await wait_for_room();
     if (closed_) co_return;
     IoResult result = co_await transport_->read_some(asio::buffer(read_buffer_));
     if (result.error) break;
-    if (!discarding_) inbound_.append(read_buffer_.data(), result.bytes);
+    if (!discarding_ && !overrun_) inbound_.append(read_buffer_.data(), result.bytes);
     notify();
   }
   on_read_end();
 }
 
+// Whether the buffer has no room for a whole header, which the parser takes in one piece, and for some of
+// what follows it.
+bool Connection::is_full() const {
+  return inbound_.size() >= core_->options.max_header_bytes + read_buffer_.size() && !discarding_ &&
+         !overrun_;
+}
+
+// An unread client is not seen to go away. So behind an answer that takes its time reading goes on, what
+// comes is thrown away, and the connection ends with that answer.
+asio::awaitable<void> Connection::wait_for_room() {
+  while (is_full() && !closed_) {
+    room_.expires_at(is_answering() ? Clock::now() + kUnreadTime : TimePoint::max());
+    const auto [cancelled] = co_await room_.async_wait(kResult);
+    if (cancelled || !is_answering()) continue;
+    overrun_ = true;
+    exchange_->close_after();
+  }
+}
+
+bool Connection::is_answering() const { return exchange_ && !exchange_->ended(); }
+
 void Connection::on_read_end() {
   peer_closed_ = true;
   // A response that is complete may still reach a client that only closed its sending side; a pending one
   // counts as abandoned.
-  if (exchange_ && !exchange_->ended()) close();
+  if (is_answering()) close();
   notify();
 }
 
@@ -293,6 +311,7 @@ void Connection::call_handler(Request request, const std::shared_ptr<Exchange>& 
 asio::awaitable<bool> Connection::respond(const RequestParser& parser, Request request) {
   request.peer = peer_;
   exchange_ = make_exchange(parser, request);
+  room_.cancel();
   call_handler(std::move(request), exchange_);
   bool whole = co_await pump(*exchange_);
   if (whole) {
@@ -301,7 +320,7 @@ asio::awaitable<bool> Connection::respond(const RequestParser& parser, Request r
     close();
     exchange_->disconnect();
   }
-  bool again = whole && exchange_->keep_alive();
+  bool again = whole && exchange_->keep_alive() && !overrun_;
   exchange_.reset();
   co_return again;
 }

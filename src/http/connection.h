@@ -73,6 +73,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   asio::awaitable<void> serve(bool overloaded);
   asio::awaitable<bool> handshake();
   asio::awaitable<void> read_loop();
+  asio::awaitable<void> wait_for_room();
+  bool is_full() const;
+  bool is_answering() const;  // the end of an answer is still to come
   asio::awaitable<Outcome> read_request(RequestParser& parser, bool first);
   asio::awaitable<Outcome> wait_for_first_byte(bool first);
   asio::awaitable<bool> continue_if_expected(const RequestParser& parser, const Request& request);
@@ -122,6 +125,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   TimePoint last_request_by_ = TimePoint::max();
   bool signalled_ = false;
   bool idle_ = true;         // between requests
+  bool overrun_ = false;     // more came behind a request than is kept: the rest is thrown away
   bool discarding_ = false;  // closing: what still comes in is thrown away
   bool peer_closed_ = false;
   bool closed_ = false;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <future>
 #include <thread>
 
 #include "src/http/router.h"
@@ -89,6 +90,54 @@ TEST(Server, AnswersPipelinedRequestsInOrder) {
   EXPECT_LT(slow, two);
   EXPECT_LT(two, three);
   EXPECT_NE(all.find("Connection: close", two), std::string::npos);
+}
+
+std::string many_requests(int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i)
+    all += "GET /" + std::to_string(i) + " HTTP/1.1\r\nHost: h\r\nX: " + std::string(900, 'a') + "\r\n\r\n";
+  return all;
+}
+
+TEST(Server, AnswersPipelinedRequestsThatItsBufferDoesNotHold) {
+  auto server = start(echo);
+  RawClient client(server->port());
+  constexpr int kCount = 500;
+  std::thread sender([&] { EXPECT_TRUE(client.send(many_requests(kCount))); });
+  const std::string last = "GET /" + std::to_string(kCount - 1) + ' ';
+  EXPECT_NE(client.read_until(last).find(last), std::string::npos);
+  sender.join();
+  EXPECT_FALSE(client.closed());
+}
+
+TEST(Server, NoticesThatAClientIsGoneWhoseRequestsItsBufferDoesNotHold) {
+  for (const bool streams : {false, true}) {
+    std::promise<std::shared_ptr<ResponseWriter>> asked;
+    auto server = start([&](const Request&, std::shared_ptr<ResponseWriter> writer) {
+      if (streams) writer->start_stream(200, {});
+      asked.set_value(std::move(writer));
+    });
+    std::promise<void> told;
+    auto client = std::make_unique<RawClient>(server->port());
+    client->send(many_requests(200));
+    const auto writer = asked.get_future().get();
+    writer->on_disconnect([&] { told.set_value(); });
+    client.reset();
+    EXPECT_EQ(told.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready) << streams;
+  }
+}
+
+TEST(Server, EndsAConnectionWhoseRequestsItThrewAwayWithTheWholeAnswer) {
+  std::promise<std::shared_ptr<ResponseWriter>> asked;
+  auto server = start(
+      [&](const Request&, std::shared_ptr<ResponseWriter> writer) { asked.set_value(std::move(writer)); });
+  RawClient client(server->port());
+  ASSERT_TRUE(client.send(many_requests(20'000))) << "no end is reached: what comes is read";
+  asked.get_future().get()->send(text("late"));
+  const std::string all = client.read_to_end();
+  EXPECT_NE(all.find("Connection: close"), std::string::npos) << all;
+  EXPECT_TRUE(all.ends_with("late")) << all;
+  EXPECT_TRUE(client.closed());
 }
 
 TEST(Server, ReadsChunkedRequestBodies) {
