@@ -20,6 +20,8 @@ constexpr Duration kLingerTime = std::chrono::seconds(1);
 // answer (RFC 9112, 9.6): silent for so long, or sending for so long.
 constexpr Duration kBodyLingerSilence = std::chrono::seconds(5);
 constexpr Duration kBodyLingerTime = std::chrono::seconds(30);
+// In front of a request, where some clients end a body with one (RFC 9112, 2.2).
+constexpr int kMaxEmptyLines = 4;
 // How long what a client sends ahead is left in its socket while an answer to it is open.
 constexpr Duration kUnreadTime = std::chrono::seconds(1);
 // How long a client may go on sending a request to a server that is to end.
@@ -186,12 +188,20 @@ asio::awaitable<Connection::Outcome> Connection::wait_for_first_byte(bool first)
   const ServerOptions& options = core_->options;
   const TimePoint deadline = Clock::now() + (first ? options.header_timeout : options.idle_timeout);
   idle_ = true;
-  while (inbound_.empty()) {
+  int empty_lines = 0;
+  while (!request_begins(empty_lines)) {
     if (peer_closed_ || closed_ || (core_->draining && !first)) co_return Outcome::kGone;
-    if (!co_await wait(deadline)) co_return Outcome::kGone;
+    if (!co_await wait(std::min(deadline, last_request_by_))) co_return Outcome::kGone;
   }
   idle_ = false;
   co_return Outcome::kRequest;
+}
+
+// Empty lines are none of it: after them the connection is as idle as before.
+bool Connection::request_begins(int& empty_lines) {
+  for (; empty_lines < kMaxEmptyLines && inbound_.starts_with("\r\n"); ++empty_lines) inbound_.erase(0, 2);
+  const bool half_a_line = inbound_ == "\r" && empty_lines < kMaxEmptyLines;
+  return !inbound_.empty() && !half_a_line;
 }
 
 asio::awaitable<Connection::Outcome> Connection::read_request(RequestParser& parser, bool first) {

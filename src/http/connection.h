@@ -78,6 +78,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool is_answering() const;  // the end of an answer is still to come
   asio::awaitable<Outcome> read_request(RequestParser& parser, bool first);
   asio::awaitable<Outcome> wait_for_first_byte(bool first);
+  bool request_begins(int& empty_lines);
   asio::awaitable<bool> continue_if_expected(const RequestParser& parser, const Request& request);
   // False, with refusal_ set, when the body is not to be taken.
   bool admit(Request& request);

@@ -163,14 +163,18 @@ TEST(Limits, ASlowHeaderIs408EvenIfItKeepsDripping) {
 TEST(Limits, TimeoutsOfHeaderBodyAndIdleConnections) {
   HeldServer server(quick());
   RawClient header(server.port()), body(server.port()), silent(server.port()), idle(server.port());
+  RawClient empty_line(server.port());
   header.send("GET / HTTP/1.1\r\nHo");
   body.send("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nabc");
   idle.send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+  empty_line.send("\r\n");
   server.go_on();
   EXPECT_EQ(header.read_to_end().substr(0, 12), "HTTP/1.1 408");
   EXPECT_EQ(body.read_to_end().substr(0, 12), "HTTP/1.1 408");
-  EXPECT_EQ(silent.read_to_end(), "");
-  EXPECT_TRUE(silent.closed());
+  for (RawClient* client : {&silent, &empty_line}) {
+    EXPECT_EQ(client->read_to_end(), "");
+    EXPECT_TRUE(client->closed());
+  }
   EXPECT_EQ(idle.read_to_end().substr(0, 12), "HTTP/1.1 200");
   EXPECT_TRUE(idle.closed());
 }
@@ -179,6 +183,9 @@ TEST(Limits, MalformedRequestsAre400AndClose) {
   auto server = start(ok);
   for (const char* bytes :
        {"nonsense\r\n\r\n",
+        "\rGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+        "\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+        "\r\n\r\n\r\n\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n",
         "GET / HTTP/1.1\r\n\r\n",
         "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"}) {

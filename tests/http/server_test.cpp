@@ -140,6 +140,17 @@ TEST(Server, EndsAConnectionWhoseRequestsItThrewAwayWithTheWholeAnswer) {
   EXPECT_TRUE(client.closed());
 }
 
+TEST(Server, PassesOverEmptyLinesInFrontOfARequest) {
+  auto server = start(echo);
+  RawClient client(server->port());
+  client.send("\r\nPOST /one HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc\r\n\r\n\r\n\r\n");
+  EXPECT_NE(client.read_until("POST /one abc").find("POST /one abc"), std::string::npos);
+  client.send("GET /two HTTP/1.1\r\nHost: h\r\n\r\n\r");
+  EXPECT_NE(client.read_until("GET /two ").find("GET /two "), std::string::npos);
+  client.send("\nGET /three HTTP/1.1\r\nHost: h\r\n\r\n");
+  EXPECT_NE(client.read_until("GET /three ").find("GET /three "), std::string::npos);
+}
+
 TEST(Server, ReadsChunkedRequestBodies) {
   auto server = start(echo);
   RawClient client(server->port());
