@@ -176,8 +176,11 @@ RunCommand add_serve(CLI::App& program) {
       ->excludes(port);
   group->add_option(
       "--endpoint-file", flags->endpoint_file, "This file holds the URL while the server listens");
-  group->add_option(
-      "--served-model-name", flags->served_names, "Names that requests may use (default: MODEL)");
+  group
+      ->add_option("--served-model-name",
+                   flags->served_names,
+                   "Names that requests may use, NAME[,NAME]; also given several times (default: MODEL)")
+      ->delimiter(',');
   group->add_option("--api-key-file", flags->api_key_file, "Accepted keys, one a line (or LLM_DIST_API_KEY)");
   group->add_option(
       "--api-key", flags->api_key, "A key; others on this machine can read it from the process list");

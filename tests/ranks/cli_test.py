@@ -161,6 +161,16 @@ class Help(unittest.TestCase):
                 self.assertTrue(done.stderr.startswith(f"llm-dist: {text}"), done.stderr)
                 self.assertTrue(done.stderr.endswith(f"\nllm-dist {command} --help lists what there is.\n"), done.stderr)
 
+    def test_the_model_may_stand_behind_the_names_it_is_served_by(self):
+        for words in (["--served-model-name", "a", "/no/such.gguf"],
+                      ["--served-model-name", "a,b", "/no/such.gguf", "--port", "0"],
+                      ["--served-model-name", "a", "--served-model-name", "b", "/no/such.gguf"],
+                      ["/no/such.gguf", "--served-model-name", "a"]):
+            with self.subTest(words=words):
+                done = run(["serve", *words])
+                self.assertEqual(done.returncode, 78, done.stderr)
+                self.assertIn("/no/such.gguf", done.stderr)
+
     def test_an_empty_value_takes_no_flag_behind_it(self):
         with tempfile.TemporaryDirectory() as folder:
             done = run(["plan", harness.smollm(), "--trace-file=", "--json", "--tokenizer=", "--max-model-len=64"],
