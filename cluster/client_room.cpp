@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "cluster/item_client.h"
+#include "src/base/open_files.h"
 
 namespace llm_dist::cluster {
 
 size_t clients_within(rlim_t open_files, rlim_t own) {
-  return std::max<rlim_t>(1, (open_files - std::min(own, open_files / 4 * 3)) / 2);
+  return std::max<rlim_t>(1, files_left(open_files, own) / 2);
 }
 
 size_t items_within(rlim_t open_files, rlim_t own, size_t num_replicas) {

@@ -9,7 +9,6 @@
 
 #include "src/base/fnv1a.h"
 #include "src/server/request_parser.h"
-#include "src/server/text_limit.h"
 
 namespace llm_dist::server {
 namespace {
@@ -23,14 +22,6 @@ constexpr size_t kLongBodyBytes = 256 << 10;
 int64_t unix_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
-}
-
-std::optional<ApiError> check_size(const ServedModel& model, const ChatInput& chat) {
-  auto beyond =
-      beyond_rendering(model.info.max_model_len, chat.messages_json.size() + chat.kwargs_json.size());
-  if (!beyond) return std::nullopt;
-  return ApiError{
-      .status = 400, .message = std::move(*beyond), .param = "messages", .code = "context_length_exceeded"};
 }
 
 }  // namespace
@@ -122,7 +113,6 @@ ReplyHead Pipeline::reply_head(const GenerateSpec& spec, const std::string& requ
 std::optional<ApiError> Pipeline::generate(Job& job) {
   GenerateSpec spec;
   if (auto error = parse_generate(job.endpoint, job.body, spec)) return error;
-  if (auto error = check_size(model_, spec.chat)) return error;
   PreparedRequest prepared;
   if (auto error = prepare(model_, options_.max_choices, random_.next(), std::move(spec), prepared))
     return error;
@@ -156,7 +146,6 @@ std::optional<ApiError> Pipeline::tokenize(Job& job) {
   }
   std::vector<int32_t> ids;
   if (spec.chat) {
-    if (auto error = check_size(model_, *spec.chat)) return error;
     if (auto error = tokenize_chat(model_, *spec.chat, spec.add_special_tokens.value_or(false), ids))
       return error;
   } else {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/format.h"
+#include "src/server/text_limit.h"
 
 namespace llm_dist::server {
 namespace {
@@ -10,10 +11,6 @@ namespace {
 using MaybeError = std::optional<ApiError>;
 
 constexpr int64_t kCompletionMaxTokens = 16;  // OpenAI's default
-// What /tokenize and /detokenize take: of a model with a short context as much as of one with 65,536 tokens.
-constexpr int64_t kCountedContexts = 4;
-constexpr int64_t kLeastCountedTokens = 256 << 10;
-constexpr int64_t kBytesPerToken = 4;  // of usual text
 // Log-probabilities of prompts in one reply, which is held whole: some 80 bytes each. The 20 likeliest of
 // each of 128k tokens are less.
 constexpr int64_t kMaxPromptLogprobs = 4 << 20;
@@ -68,17 +65,13 @@ MaybeError encode_prompt(const ServedModel& model,
   return check_ids(model, ids, param);
 }
 
-int64_t most_counted_tokens(const ServedModel& model) {
-  return std::max(kCountedContexts * model.info.max_model_len, kLeastCountedTokens);
-}
-
 // `param`: the field that the text is or was rendered from.
 MaybeError encode_to_count(const ServedModel& model,
                            const std::string& text,
                            bool add_special_tokens,
                            const char* param,
                            std::vector<int32_t>& ids) {
-  const int64_t most = kBytesPerToken * most_counted_tokens(model);
+  const int64_t most = most_text_bytes(model.info.max_model_len);
   if (static_cast<int64_t>(text.size()) > most) {
     return too_long(
         above_limit(model.info.max_model_len,
@@ -165,6 +158,9 @@ MaybeError render_chat(const ServedModel& model, const ChatInput& chat, std::str
                         "with --chat-template",
                     .param = "messages"};
   }
+  if (auto beyond =
+          beyond_rendering(model.info.max_model_len, chat.messages_json.size() + chat.kwargs_json.size()))
+    return too_long(std::move(*beyond), "messages");
   auto rendered = model.chat_template->render(chat.messages_json,
                                               {.add_generation_prompt = chat.add_generation_prompt,
                                                .continue_final_message = chat.continue_final_message,
@@ -329,7 +325,7 @@ std::optional<ApiError> tokenize_chat(const ServedModel& model,
 }
 
 std::optional<ApiError> check_detokenized(const ServedModel& model, const std::vector<int32_t>& ids) {
-  const int64_t most = most_counted_tokens(model);
+  const int64_t most = most_counted_tokens(model.info.max_model_len);
   if (static_cast<int64_t>(ids.size()) > most) {
     return too_long(above_limit(model.info.max_model_len,
                                 format("{} are not put into words here, the most is {}", ids.size(), most)),

@@ -13,9 +13,11 @@ constexpr int64_t kBytesPerToken = 4;  // of usual text
 
 }  // namespace
 
-int64_t most_text_bytes(int64_t max_model_len) {
-  return kBytesPerToken * std::max(kContexts * max_model_len, kLeastTokens);
+int64_t most_counted_tokens(int64_t max_model_len) {
+  return std::max(kContexts * max_model_len, kLeastTokens);
 }
+
+int64_t most_text_bytes(int64_t max_model_len) { return kBytesPerToken * most_counted_tokens(max_model_len); }
 
 std::optional<std::string> beyond_rendering(int64_t max_model_len, size_t json_bytes) {
   const int64_t most = most_text_bytes(max_model_len);

@@ -8,7 +8,9 @@
 
 namespace llm_dist::server {
 
-// Several contexts' worth of usual text, and not less than a short context needs.
+// Several contexts' worth, and of a model with a short context as much as of one with 65,536 tokens.
+int64_t most_counted_tokens(int64_t max_model_len);
+// Usual text of so many.
 int64_t most_text_bytes(int64_t max_model_len);
 
 // What to answer to a conversation, with the arguments of its template, of so many bytes of JSON; nothing
