@@ -1,5 +1,7 @@
 // Replicas on this machine's GPUs; or, with LLM_DIST_TEST_RANKS_SHARE_GPU=1, on the first one, which up to
 // four ranks have together, without graphs and without the kernels that wait on all of a GPU's processors.
+// About every second run over all layouts then stands still in one of them, another one each time, as none
+// with a GPU for each rank ever did: to be run again.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,8 +34,7 @@ class CudaReplicas : public testing::Test {
     return comm::ranks_share_gpu() ? kMostSharing : module_->visible_devices();
   }
 
-  // Ranks that share a GPU replay none: now and then their replays would wait for each other for ever, as
-  // those of ranks with GPUs of their own do not.
+  // Ranks that share a GPU replay none: with graphs they stand still more often.
   std::vector<int64_t> graph_sizes() const {
     return comm::ranks_share_gpu() ? std::vector<int64_t>{} : std::vector<int64_t>{1, 2, 4, 8};
   }
