@@ -115,6 +115,7 @@ Result<CpuShare> take_share(comm::World& world) {
   ASSIGN_OR_RETURN(std::vector<std::string> packed,
                    world.all_gather_bytes(pack(by_core(allowed_cpus())), deadline));
   std::vector<std::vector<int>> allowed;
+  allowed.reserve(packed.size());
   for (const std::string& of_rank : packed) allowed.push_back(unpack_cpus(of_rank));
   CpuShare share = share_of(world.hosts(), allowed, world.rank_info().rank);
   if (!share.is_cut) return share;
