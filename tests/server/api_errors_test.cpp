@@ -28,7 +28,7 @@ const BadRequest kBadRequests[] = {
     {kTextPath,
      R"({"max_completion_tokens": 3})",
      "max_completion_tokens",
-     "max_tokens",
+     "/v1/chat/completions has it",
      "unknown_parameter"},
     {kChatPath, R"({"prompt": "x"})", "prompt", "unknown field", "unknown_parameter"},
     {kChatPath,
