@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "src/base/format.h"
 #include "src/base/log.h"
 #include "src/base/nearest.h"
+#include "src/base/small_file.h"
 
 namespace llm_dist::cluster {
 namespace {
@@ -80,9 +80,9 @@ Result<ProjectQuota> read_quota(const json& value) {
 }
 
 Result<json> read_root(const std::string& file) {
-  std::ifstream stream(file);
-  if (!stream) return not_found(format("cannot read the catalogue {}", file));
-  json root = json::parse(stream, nullptr, false);
+  Result<std::string> read = read_small_file(file);
+  if (!read.ok()) return read.status().with_context("cannot read the catalogue");
+  json root = json::parse(*read, nullptr, false);
   if (!root.is_object() || !root.contains("models") || !root["models"].is_object()) {
     return invalid_argument(format("{}: must be {\"models\": {NAME: {\"path\": PATH}}}", file));
   }

@@ -1,7 +1,6 @@
 #include "launch/text_model.h"
 
-#include <fstream>
-#include <iterator>
+#include "src/base/small_file.h"
 
 namespace llm_dist::launch {
 
@@ -11,9 +10,9 @@ Result<TextModel> make_text_model(const checkpoint::Checkpoint& checkpoint, cons
     ASSIGN_OR_RETURN(spec, checkpoint::read_tokenizer(flags.tokenizer));
   }
   if (!flags.chat_template.empty()) {
-    std::ifstream file(flags.chat_template);
-    spec.chat_template.assign(std::istreambuf_iterator<char>(file), {});
-    if (!file) return not_found(format("--chat-template {} cannot be read", flags.chat_template));
+    Result<std::string> read = read_small_file(flags.chat_template);
+    if (!read.ok()) return read.status().with_context("--chat-template");
+    spec.chat_template = std::move(*read);
   }
   TextModel model;
   ASSIGN_OR_RETURN(model.tokenizer, text::Tokenizer::create(spec));

@@ -94,16 +94,6 @@ Result<std::unique_ptr<RandomAccessFile>> open_posix_file(const std::string& pat
   return std::unique_ptr<RandomAccessFile>(std::make_unique<PosixFile>(path, fd, info.st_size));
 }
 
-Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
-  ASSIGN_OR_RETURN(auto file, open_posix_file(path));
-  if (file->size_bytes() > max_bytes)
-    return invalid_argument(format(
-        "{}: {} bytes, more than the {} that such a file may have", path, file->size_bytes(), max_bytes));
-  std::string text(static_cast<size_t>(file->size_bytes()), '\0');
-  RETURN_IF_ERROR(file->read_bytes(0, text.data(), file->size_bytes()));
-  return text;
-}
-
 FileWriter::FileWriter(std::string path)
     : path_(std::move(path)), temporary_path_(format("{}.{}.partial", path_, ::getpid())) {
   fd_ = ::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

@@ -32,10 +32,6 @@ using OpenFile = std::function<Result<std::unique_ptr<RandomAccessFile>>(const s
 
 Result<std::unique_ptr<RandomAccessFile>> open_posix_file(const std::string& path);
 
-// A whole small file (configuration, tokenizer). kNotFound where there is none; kInvalidArgument above
-// max_bytes.
-Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
-
 // Appends to a new file, with errors kept until finish(). The file appears under its name only in finish().
 class FileWriter {
  public:

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_text.h"
+#include "src/base/small_file.h"
 #include "src/checkpoint/f8_scales.h"
 #include "src/checkpoint/file.h"
 
@@ -19,7 +20,7 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 
 Result<Json> parse_object(const std::string& path) {
-  ASSIGN_OR_RETURN(std::string text, read_text_file(path, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(std::string text, read_small_file(path, kMaxConfigBytes));
   if (json_is_too_deep(text))
     return data_loss(format("{}: nested deeper than {} levels", path, kMaxJsonDepth));
   Json json = Json::parse(text, nullptr, false);

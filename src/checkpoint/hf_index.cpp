@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "src/base/json_text.h"
+#include "src/base/small_file.h"
 #include "src/checkpoint/file.h"
 
 namespace llm_dist::checkpoint {
@@ -49,7 +50,7 @@ Result<HfFiles> read_index(const std::string& directory, const std::string& path
 
 Result<HfFiles> list_hf_files(const std::string& directory) {
   const std::string index_path = directory + "/model.safetensors.index.json";
-  auto text = read_text_file(index_path, kMaxIndexBytes);
+  auto text = read_small_file(index_path, kMaxIndexBytes);
   if (text.ok()) return read_index(directory, index_path, *text);
   if (text.status().code() != StatusCode::kNotFound) return text.status();
   HfFiles files;

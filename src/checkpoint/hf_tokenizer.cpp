@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "src/base/json_text.h"
+#include "src/base/small_file.h"
 #include "src/checkpoint/file.h"
 #include "src/checkpoint/model_config.h"
 
@@ -24,7 +25,7 @@ Status check_depth(std::string_view text, const std::string& path) {
 
 // "" where there is no such file.
 Result<std::string> read_optional(const std::string& path) {
-  auto text = read_text_file(path, kMaxTokenizerBytes);
+  auto text = read_small_file(path, kMaxTokenizerBytes);
   if (!text.ok() && text.status().code() == StatusCode::kNotFound) return std::string();
   return text;
 }
